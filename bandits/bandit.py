@@ -12,9 +12,9 @@ from typing import Any, Self
 import numpy as np
 
 from bandits.actions import Actions, as_actions
-from bandits.decisions import Client, Decision, UnknownDecisionError, Waiting
+from bandits.decisions import BanditClient, Decision, UnknownDecisionError, Waiting
 from bandits.models.kinds import MODELS, Kalman, Kind, check_widths
-from bandits.models.protocol import Model, Sample, Stored, decide_by
+from bandits.models.protocol import BanditModel, Sample, Stored, decide_by
 from bandits.saving import read, write
 from fedres import checks
 from fedres.checks import Array
@@ -68,10 +68,10 @@ class Bandit:
         self._plain = self._low == 0 and self._width == 1  # rewards are counted as the models count them
         self._settings = {"reward_range": (low, high), "max_waiting": max_waiting, "seed": seed, "rounds": rounds}
         self._seed, self._max_waiting, self._rounds = seed, max_waiting, rounds
-        self._model: Model | None = None
+        self._model: BanditModel | None = None
         self._first: tuple[Actions, Actions] | None = None  # what the model was started with
         self._layout: Layout | None = None
-        self._clients: dict[Hashable, Client] = {}
+        self._clients: dict[Hashable, BanditClient] = {}
         self._free: list[int] = []  # slots that were left
         self._slots = 0
         self._joined = 0
@@ -118,7 +118,7 @@ class Bandit:
             arrays, model.version, waiting = state["learned"]
             model.load_arrays(arrays)
             model.waiting = deque(map(list, waiting))
-        people = [Client(*numbers) for numbers in state["people"]]
+        people = [BanditClient(*numbers) for numbers in state["people"]]
         bandit._clients = {client: people[k] for client, k in state["clients"]}
         bandit._waiting = {number: (people[k], *rest) for number, k, *rest in state["waiting"]}
         bandit._arrived = {sample[0]: sample for sample in state["arrived"]}
@@ -268,19 +268,19 @@ class Bandit:
             before, now = ("{} by {}, {} by {}".format(*it) for it in (self._layout, layout))
             raise ValueError(f"actions must have weights and strides as before, {before}, got {now}")
 
-    def _build(self, shared: Actions, private: Actions) -> Model:
+    def _build(self, shared: Actions, private: Actions) -> BanditModel:
         self._model, self._first = self.model.start(shared, private), (shared, private)
         self._layout = (shared.dim, shared.stride, private.dim, private.stride)
         return self._model
 
-    def _join(self, client: Hashable, model: Model) -> Client:
+    def _join(self, client: Hashable, model: BanditModel) -> BanditClient:
         slot = self._free[-1] if self._free else self._slots
         model.join(slot)
         if self._free:
             self._free.pop()
         else:
             self._slots += 1
-        who = self._clients[client] = Client(slot, self._joined)
+        who = self._clients[client] = BanditClient(slot, self._joined)
         self._joined += 1
         return who
 

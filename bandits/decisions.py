@@ -21,7 +21,7 @@ class Decision(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Client:
+class BanditClient:
     """Somebody who decides."""
 
     slot: int  # of the model; used again by somebody else after the client left
@@ -33,7 +33,7 @@ class Client:
 
 # A decision whose reward has not come yet: by whom, the action, the features it was chosen by, shared and private, and
 # whether to learn from it.
-Waiting = tuple[Client, int, Actions, Actions, bool]
+Waiting = tuple[BanditClient, int, Actions, Actions, bool]
 
 
 class UnknownDecisionError(ValueError):

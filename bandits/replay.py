@@ -44,7 +44,7 @@ def replay(
     seed: int = 0,
 ) -> Outcome:
     """Play all clients of a stream in turn, round by round; messages take ``delay`` rounds, there and back together."""
-    player: Player | None = None
+    player: ReplayPlayer | None = None
     parts = []
     for chunk in stream:
         if player is None:
@@ -64,7 +64,7 @@ def make_player(
     delay: int = 0,
     rates: tuple[float, float] | None = None,
     seed: int = 0,
-) -> Player:
+) -> ReplayPlayer:
     """Return what plays a stream chunk by chunk, beginning with ``first``: ``play`` gives actions and probabilities."""
     checks.one_of("scheme", scheme, SCHEMES)
     checks.whole("delay", delay, least=0)
@@ -85,7 +85,7 @@ def _judge(chunk: Chunk, action: Array, probability: Array) -> Outcome:
     return Outcome(action, probability, reward, regret)
 
 
-class Player(ABC):
+class ReplayPlayer(ABC):
     """What all kinds of model share: the layouts, the policy and the clock."""
 
     def __init__(self, stream: Stream, policy: Compiled, seed: int) -> None:
@@ -107,7 +107,7 @@ class Player(ABC):
         return np.empty(shape, dtype=np.int64), np.empty(shape)
 
 
-class _AdaGrad(Player):
+class _AdaGrad(ReplayPlayer):
     def __init__(
         self,
         stream: Stream,
@@ -211,7 +211,7 @@ def _play_adagrad(
                 learn_shared(shared, g_row, shift, due[p, 4:], due[p, 2], due[p, 1], rates[0], use_personal)
 
 
-class _Stepped(Player):
+class _Stepped(ReplayPlayer):
     """A model that decides and learns by its own methods: their work is more than the calls."""
 
     def __init__(self, stream: Stream, policy: Compiled, kind: Kind, seed: int, chunk: Chunk) -> None:

@@ -23,14 +23,14 @@ from rich.console import Console
 from rich.table import Table
 
 from fedres.checks import Array
-from fedres.decisions.federated_kalman import DeviceKalman, Example, Part, learn_residual, residual_of
+from fedres.decisions.federated_kalman import DeviceKalman, KalmanExample, Part, learn_residual, residual_of
 from fedres.decisions.kalman_document import read_document, write_document
-from fedres.decisions.kalman_state import LEARNED, Events, Request
+from fedres.decisions.kalman_state import LEARNED, Events, KalmanRequest
 from fedres.decisions.residual_kalman import NO_MODEL, NO_OWNS, ResidualKalman, events_of
 from fedres.policies import OptimisticSquareCB
 from fedres.policies.kernels import explore, pick
-from libsvm_tasks.decisions.players import Kalman
-from libsvm_tasks.decisions.rounds import Round
+from libsvm_tasks.decisions.players import KalmanPlayer
+from libsvm_tasks.decisions.rounds import DecisionRound
 from libsvm_tasks.decisions.suite import STREAMS, play
 from libsvm_tasks.load import load
 from libsvm_tasks.tasks import Task, paper_task
@@ -63,7 +63,7 @@ class Phone:
     """A device, and what it has yet to upload."""
 
     model: DeviceKalman
-    examples: list[Example] = field(default_factory=list)
+    examples: list[KalmanExample] = field(default_factory=list)
     parts: list[Part] = field(default_factory=list)
     n_sent: int = 0
 
@@ -78,7 +78,7 @@ class Fleet:
         self.t = 0
         self.under_way: list[tuple[float, Phone, int, int]] = []
 
-    def decide(self, now: Round, draw: float) -> tuple[int, Any]:
+    def decide(self, now: DecisionRound, draw: float) -> tuple[int, Any]:
         phone = self.phone(now.user)
         request, chances, shared = now.request, np.empty(len(now.actions)), phone.model.shared
         prediction = phone.model.predict(request, int(request.starts[0]))
@@ -96,7 +96,7 @@ class Fleet:
         phone, request, action = token
         self.take(phone, _example(request, action, reward))
 
-    def take(self, phone: Phone, example: Example) -> None:
+    def take(self, phone: Phone, example: KalmanExample) -> None:
         """Let a device learn a reward, and the network do its work."""
         phone.parts.append(phone.model.part(example))
         phone.examples.append(example)
@@ -142,13 +142,13 @@ class Fleet:
             phone.model.shared = document.shared
 
 
-def _example(request: Request, action: int, reward: float) -> Example:
+def _example(request: KalmanRequest, action: int, reward: float) -> KalmanExample:
     n, mine = int(request.starts[0]), slice(request.starts[action], request.starts[action + 1])
     columns = [np.concatenate([column[:n], column[mine]]) for column in request[:3]]
-    return Example(*columns, n, n, reward)
+    return KalmanExample(*columns, n, n, reward)
 
 
-def _event(example: Example) -> Events:
+def _event(example: KalmanExample) -> Events:
     """Return what the server sees of an example."""
     seen = np.r_[0 : example.n_seen, example.n_context : example.hashes.size]
     columns, size = [column[seen] for column in example[:3]], np.array([0, seen.size], np.int64)
@@ -187,32 +187,32 @@ def digits(seed: int, devices: int, rounds: int) -> Task:
     return paper_task(load("digits"), devices, seed=seed, local_features="all", n_rounds=rounds)
 
 
-def _right(task: Task, predict: Callable[[int, Request], float]) -> float:
+def _right(task: Task, predict: Callable[[int, KalmanRequest], float]) -> float:
     """Return the share of held-out rows that a prediction has the sign of."""
     rows = enumerate(zip(task.test_features, task.test_label, strict=True))
     pairs = [(i, x, label) for i, (xs, labels) in rows for x, label in zip(xs, labels, strict=True)]
     return float(np.mean([predict(i, _request(_digit(task, x, 0.0))) * label > 0 for i, x, label in pairs]))
 
 
-def _seen_digit(task: Task, i: int, t: int) -> Example:
+def _seen_digit(task: Task, i: int, t: int) -> KalmanExample:
     row = task.order[i, t]
     return _digit(task, task.features[i, row], float(task.label[i, row]))
 
 
-def _digit(task: Task, x: Array, label: float) -> Example:
+def _digit(task: Task, x: Array, label: float) -> KalmanExample:
     seen = task.global_features
     order = np.concatenate([seen, np.setdiff1d(np.arange(x.size), seen)])
     hashes, fields = np.append(1 + order, 1000).astype(np.uint32), np.append(0 * order, 999).astype(np.uint32)
-    return Example(hashes, np.append(x[order], 1.0).astype(np.float32), fields, order.size, seen.size, label)
+    return KalmanExample(hashes, np.append(x[order], 1.0).astype(np.float32), fields, order.size, seen.size, label)
 
 
-def _request(example: Example) -> Request:
-    return Request(*example[:3], np.array([example.n_context, example.hashes.size], np.int64))
+def _request(example: KalmanExample) -> KalmanRequest:
+    return KalmanRequest(*example[:3], np.array([example.n_context, example.hashes.size], np.int64))
 
 
 def run(streams: Sequence[str], seeds: Sequence[int], networks: Sequence[str]) -> dict[str, dict[str, list[float]]]:
     """Return the figures of all players, by stream."""
-    players: dict[str, Any] = {"hosted": lambda seed: Kalman(), "alone": lambda seed: Kalman("alone")}
+    players: dict[str, Any] = {"hosted": lambda seed: KalmanPlayer(), "alone": lambda seed: KalmanPlayer("alone")}
     players |= {name: lambda seed, name=name: Fleet(NETWORKS[name], seed) for name in networks}
     figures: dict[str, dict[str, list[float]]] = {}
     for stream in streams:

@@ -28,7 +28,7 @@ from rich.table import Table
 
 from fedres import LinearLearner
 from fedres.checks import Array
-from fedres.global_learners.base import Observed
+from fedres.global_learners.base import ObservedRound
 from fedres.scoring.features import Preparer
 from fedres.scoring.federated import FederatedModel, Pool, as_features
 from fedres.scoring.model import LEARNING_RATE, SharedModel, expand
@@ -248,7 +248,7 @@ def _gradients(uploads: list[Upload], keys: Array, shared: FederatedModel) -> Ar
     features = np.stack([as_features((keys, upload.values), BITS) for upload in uploads])
     local, label = (np.array([getattr(upload, name) for upload in uploads]) for name in ("local", "label"))
     who = np.array([upload.client for upload in uploads])
-    seen = Observed(features, local, label, np.ones(len(uploads), dtype=bool))
+    seen = ObservedRound(features, local, label, np.ones(len(uploads), dtype=bool))
     rows: Array = shared.learner.gradient(shared.weights.astype(np.float64), who, seen)
     return rows
 

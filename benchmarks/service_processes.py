@@ -27,7 +27,7 @@ from load_generator import catalogue
 
 from service.http.keys import Keys
 from service.http.request import Limits
-from service.http.server import Server, bind
+from service.http.server import HttpServer, bind
 
 COMMAND = (sys.executable, "-u", "-P", "-c", "from service.cli import app; app()")
 PAGE = re.compile(r"^\s*dashboard\s+http://127\.0\.0\.1:(\d+)/\s*$", re.MULTILINE)
@@ -189,7 +189,7 @@ async def bare(scope: Any, receive: Any, send: Any) -> None:
 
 def _run_bare(parent: Connection) -> None:
     async def serve() -> None:
-        server = Server(bare, sock, Limits())
+        server = HttpServer(bare, sock, Limits())
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, server.stop)
         parent.send(sock.getsockname()[1])

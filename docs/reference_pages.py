@@ -11,7 +11,7 @@ import typer
 from reference_tables import ERRORS, FEATURE_LIMITS, LIMITS, QUOTAS
 
 from fedres.event_ids import LONGEST_ID
-from fedres.scoring.flattening import Limits as FeatureLimits
+from fedres.scoring.flattening import FeatureLimits
 from research.reproduce.registry import read_claims, table
 from service import metrics
 from service.app import create_app

@@ -94,7 +94,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first asked for: SciPy, numba and VW take a second of processor time."""
+    """Import a public name on first use: SciPy, numba and VW take a second of processor time."""
     if name not in _HOME:
         raise AttributeError(f"module 'fedres' has no attribute {name!r}")
     return getattr(load(f"fedres.{_HOME[name]}"), name)

@@ -27,7 +27,7 @@ def _is_number(value: object) -> bool:
 
 
 def probability(name: str, value: float) -> None:
-    """Refuse what is no chance of taking part: those lie in (0, 1]."""
+    """Refuse values that are not participation probabilities, in (0, 1]."""
     if not 0 < value <= 1:
         raise ValueError(f"{name} must be in (0, 1], got {value}")
 
@@ -38,13 +38,13 @@ def whole(name: str, value: object, least: int = 1) -> None:
 
 
 def has(name: str, value: object, *methods: str) -> None:
-    """Refuse an object that lacks what is needed of it."""
+    """Refuse an object without these methods."""
     if not all(callable(getattr(value, method, None)) for method in methods):
         raise ValueError(f"{name} must have the methods {', '.join(methods)}, got {value!r}")
 
 
 def radius(name: str, value: object) -> None:
-    """Refuse what is not the radius of a ball; infinity is one, and means no bound."""
+    """Refuse values that are not the radius of a ball; infinity is allowed and means no bound."""
     if not (isinstance(value, int | float | np.number) and _is_number(value) and value > 0):
         raise ValueError(f"{name} must be a positive number, got {value!r}")
 
@@ -55,7 +55,7 @@ def one_of(name: str, value: object, choices: Collection[str]) -> None:
 
 
 def array(name: str, value: npt.ArrayLike, shape: Sequence[int | None]) -> Array:
-    """Return ``value`` as float64 of the given shape (``None`` is any length), all entries finite."""
+    """Return ``value`` as float64 of shape ``shape`` (``None`` is any length), all entries finite."""
     try:
         result = np.asarray(value, dtype=np.float64)
     except (TypeError, ValueError) as error:

@@ -1,9 +1,9 @@
 """The best models in hindsight that regret is measured against.
 
 [FedRes] Agarwal, Langford and Wei 2020, "Federated Residual Learning".
-Where several models are best, ``best_fixed`` returns the one with the smallest weights. ``joint_minimiser`` gives what
-shared and local features can both explain to the local models; of the models that are best then, it returns the one
-with the smallest w^g, and each w_i the smallest that goes with it.
+If several models are best, ``best_fixed`` returns the one with the smallest weights. ``joint_minimiser`` assigns the
+effects that shared and local features can both explain to the local models; of the best models left, it returns the
+one with the smallest w^g, and the smallest w_i for it.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ def _change(before: Array, after: Array) -> float:
 def _descend(point: Array, value: Callable[[Array], float], step: Step) -> Array:
     """Return the point where Newton steps, halved until they pay, stop changing the predictions.
 
-    On separable labels they never stop: each step moves the predictions by about 1, for ever.
+    On separable labels they never stop: each step moves the predictions by about 1, forever.
     """
     for _ in range(MOST_STEPS):
         direction, decrease, change = step(point)

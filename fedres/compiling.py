@@ -1,7 +1,8 @@
 """Compiles functions by numba, into a cache on the disk: kernels.
 
 A kernel has the kernels that it calls linked into it. Those that nothing else calls are ``inner_kernel``s: they get no
-machine code of their own, which would take a third of the time of a first start.
+machine code of their own, which would take a third of the time of a first start. A ``bare_kernel`` gets it when Python
+first calls it.
 """
 
 from __future__ import annotations
@@ -30,18 +31,22 @@ def kernel(function: Function) -> Function:
 
 
 def bare_kernel(function: Function) -> Function:
-    """Compile a kernel in which no array is made, only views of those it is given; Python is returned none.
+    """Compile a kernel that allocates no arrays, makes only views of its arguments, and returns none to Python.
 
-    Numba then does not count who holds an array. It does so by an atomic operation for every view, which took half the
-    time of a bandit's round, and sets up a count for every array that comes from Python.
+    Numba then skips reference counting, which takes an atomic operation for every view (half the time of a bandit's
+    round) and a counter for every array that comes from Python.
     """
-    return _cached(njit(**_OPTIONS | {"_nrt": False})(function), function)
+    compiled: Any = _cached(njit(**_OPTIONS | {"_nrt": False})(function), function)
+    if hasattr(compiled, "overloads"):  # not if NUMBA_DISABLE_JIT is set
+        inner: Any = inner_kernel(function)  # for calls from kernels: the machine code is for calls from Python
+        compiled.get_call_template, compiled.get_overload = inner.get_call_template, inner.get_overload
+    return cast(Function, compiled)
 
 
 def inner_kernel(function: Function) -> Function:
     """Compile a bare kernel that only kernels call: it is optimized and translated as a part of them.
 
-    Python cannot call it, and no cache holds it, for the caches of its callers do.
+    Python cannot call it, and it is cached only as a part of its callers.
     """
     options = _OPTIONS | {"_nrt": False, "cache": False, "no_cpython_wrapper": True, "pipeline_class": _InnerCompiler}
     compiled = njit(**options)(function)
@@ -57,7 +62,7 @@ def _refuse(name: str, *_: object, **__: object) -> None:
 
 
 class _InnerCompiler(Compiler):
-    """Numba's compiler, which leaves the code of an inner kernel as it is before optimization."""
+    """Numba's compiler, without optimization, for inner kernels."""
 
     def define_pipelines(self) -> Any:
         self.state.library = _InnerLibrary(self.state.targetctx.codegen(), self.state.func_id.func_qualname)
@@ -65,7 +70,7 @@ class _InnerCompiler(Compiler):
 
 
 class _InnerLibrary(JITCodeLibrary):
-    """Code to link into others, not optimized and without an address: numba asks for one, and gets none."""
+    """Code to link into other kernels, not optimized; the address that numba requests is 0."""
 
     def _optimize_final_module(self) -> None:
         pass
@@ -80,7 +85,7 @@ class _InnerLibrary(JITCodeLibrary):
 
     @property
     def codegen(self) -> Any:
-        """Return what numba calls to set the environment of machine code: this, as there is none."""
+        """Return the object on which numba sets the environment of machine code: this one, which ignores it."""
         return self
 
     def set_env(self, name: str, environment: object) -> None:
@@ -88,26 +93,28 @@ class _InnerLibrary(JITCodeLibrary):
 
 
 def _cached(compiled: Any, function: Function) -> Function:
-    """Return it with a cache that is valid for these sources: numba looks at the file of the function alone.
+    """Return it with a cache that is valid for all these sources: numba checks only the function's own file.
 
-    A kernel has those it calls compiled into it, so that after an update of one file it would stay what it was.
+    A kernel contains the kernels that it calls, so a change in another file must invalidate it too.
     """
     if hasattr(compiled, "_cache"):  # not if NUMBA_DISABLE_JIT is set
         file = compiled._cache._cache_file
-        file._source_stamp = _sources(function.__module__.partition(".")[0])
+        sources = _sources(function.__module__.partition(".")[0])
+        # Numba reads no more of a file of another version: it may name types that do not exist any more.
+        file._version, file._source_stamp = f"{file._version} {sources}", sources
         file.save = _one_at_a_time(file.save, Path(file._cache_path))
         _take_constants_as_variables(compiled)
     return cast(Function, compiled)
 
 
 def _take_constants_as_variables(compiled: Any) -> None:
-    """Compile it once for all constants that kernels call it with: numba would compile it for each of their values."""
+    """Compile it once for all constant arguments of kernels' calls: numba would compile it for each value."""
     template = compiled.get_call_template
     compiled.get_call_template = lambda args, kws: template(tuple(map(_any_value, args)), kws)
 
 
 def _one_at_a_time(save: Callable[[Any, Any], None], folder: Path) -> Callable[[Any, Any], None]:
-    """Return what adds code to a cache while no other process does: two would give it the same number."""
+    """Return a ``save`` that locks the cache against other processes: two would use the same number."""
 
     def saved(key: Any, data: Any) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -120,12 +127,12 @@ def _one_at_a_time(save: Callable[[Any, Any], None], folder: Path) -> Callable[[
 
 @cache
 def _sources(package: str) -> str:
-    """Return a digest of the files of this package and of ``fedres`` that have to do with kernels: that name them."""
+    """Return a digest of files of this package and ``fedres``: those of kernels and of the types of their arguments."""
     digest = sha256()
     for name in sorted({"fedres", package}):
         home = Path(getattr(sys.modules[name], "__file__", None) or "")
         for file in sorted(home.parent.rglob("*.py")) if home.name == "__init__.py" else [home]:
             text = file.read_bytes() if file.is_file() else b""
-            if b"kernel" in text.lower():
+            if b"kernel" in text.lower() or b"NamedTuple" in text:
                 digest.update(text)
     return digest.hexdigest()

@@ -1,6 +1,6 @@
-"""Random draws that all sides know without a message: functions of (seed, t, client), or of an event id, alone.
+"""Random draws that all sides can compute without messages: functions of (seed, t, client), or of an event id.
 
-A client that joins changes nobody else's draws, and one array of K clients draws what K single clients would.
+A new client does not change the draws of others, and an array of K clients has the same draws as K single clients.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def event_draw(event_id: str) -> float:
 
 
 def event_draws(event_ids: Sequence[str]) -> list[float]:
-    """Return what ``event_draw`` does for each."""
+    """Return the result of ``event_draw`` for each id."""
     digests = []
     for event_id in event_ids:
         sha = _SHA.copy()

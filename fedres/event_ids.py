@@ -1,6 +1,6 @@
 """Event ids: the time in milliseconds and 84 random bits, in 22 characters that need no quoting in a URL.
 
-Ids of one time begin alike and so have one place in the store's index, which random ones would write to everywhere.
+Ids of one time share a prefix and so are adjacent in the store's index; random ids would spread writes over it.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ _random: list[str] = []  # 14 characters each
 
 
 def new_event_ids(n: int) -> list[str]:
-    """Return ids that nobody had before."""
+    """Return ``n`` new ids."""
     now = base64.urlsafe_b64encode((time.time_ns() // 1_000_000).to_bytes(6, "big")).decode()
     while True:
         try:
-            return [now + _random.pop() for _ in range(n)]  # no two threads are given one
+            return [now + _random.pop() for _ in range(n)]  # ``pop`` is atomic: no two threads get the same one
         except IndexError:
             _random.extend(_drawn(max(n, _BATCH)))
 
@@ -36,7 +36,7 @@ def _drawn(n: int) -> list[str]:
 
 
 def _forget() -> None:
-    """Let a forked child draw numbers of its own."""
+    """Drop random numbers drawn before a fork, so that the child draws its own."""
     _random.clear()
 
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from fedres import checks
 from fedres.channels import Channel, Fixed, group_by_delay
 from fedres.checks import Array
-from fedres.global_learners.base import Observed, blank
+from fedres.global_learners.base import ObservedRound, blank
 from fedres.global_learners.protocol import GlobalClient, GlobalServer
 from fedres.local_learners.protocol import Correction, LocalGroup
 from fedres.losses import Loss
@@ -43,7 +43,7 @@ class GlobalLearner(Protocol):
         local_prediction: npt.ArrayLike,
         label: npt.ArrayLike,
         present: npt.ArrayLike | None = None,
-    ) -> Observed: ...
+    ) -> ObservedRound: ...
     def client(self, who: npt.ArrayLike | None = None) -> GlobalClient: ...
     def server(self) -> GlobalServer: ...
 
@@ -170,14 +170,14 @@ class Federation:
         return 0.0 if party.local is None else float(party.local.score(rows)[row])
 
     def _place(self, client: int) -> tuple[_Party, int]:
-        """Return where a client is: its site, and its row there."""
+        """Return a client's site and its row there."""
         for party in self.parties:
             for row in np.flatnonzero(party.site.who == client):
                 return party, int(row)
         raise ValueError(f"client must be a number below {self.learner.n_clients}, got {client!r}")
 
     def _checked(self, example: Example) -> Example:
-        """Return a copy with zeros in the rows without data, or say what is wrong with the others."""
+        """Return a checked copy with zeros in the rows without data."""
         k = self.learner.n_clients
         features, _, label, present, _ = self.learner.check(k, example.features, 0.0, example.label, example.present)
         local = example.local_features
@@ -222,7 +222,7 @@ class _Party:
         self.up: Up | None = None
 
     def _check_local(self) -> None:
-        """Refuse a local model that would descend another loss, or gradients it cannot take late."""
+        """Refuse a local model with another loss, or one that cannot apply late gradients."""
         loss = getattr(self.local, "loss", self.learner.loss)
         if loss != self.learner.loss:
             raise ValueError(f"local must have the loss of the shared model, {self.learner.loss!r}, got {loss!r}")
@@ -242,7 +242,7 @@ class _Party:
             part = self.local.score(local_features)
             prediction = self.local.predict(local_features, offset)
             self._learn_locally(self.local, t, local_features, label, offset, present)
-        self.up = self.client.update(t, Observed(features, part, label, present, offset))
+        self.up = self.client.update(t, ObservedRound(features, part, label, present, offset))
         self._release(t)
         return Round(t, self.learner.loss, weights, offset, prediction, label.copy(), present.copy())
 
@@ -251,7 +251,7 @@ class _Party:
         return values if self.everybody else values[self.site.who]
 
     def deliver(self, t: int) -> None:
-        """Take what the link brings by round t, and let local models learn that waited for it."""
+        """Receive the messages due by round t, and let local models that waited for them learn."""
         for down in self.site.downlink.receive(t):
             self.client.receive(down)
             self.covers = np.maximum(self.covers, down.covers[self.site.who])
@@ -282,7 +282,7 @@ class _Party:
         self.waiting[-1].open |= present
 
     def _release(self, t: int) -> None:
-        """Let those learn at once whose round t brought no upload to wait for."""
+        """Let local models learn at once if their round t had no upload to wait for."""
         if not self.waiting:
             return
         sent = np.zeros(len(self.site.who), dtype=bool)

@@ -10,12 +10,12 @@ from pathlib import Path
 
 from fedres.checks import not_negative
 
-POLL_SECONDS = 0.05  # flock can wait for ever or not at all
+POLL_SECONDS = 0.05  # flock can wait forever or not at all
 LAST_BATCH_SECONDS = 10.0  # within which the writer of a holder that was killed ends: it has the lease too
 
 
 class LeaseHeld(Exception):  # noqa: N818
-    """Another has the lease; ``pid`` is its process, None if it has not yet said."""
+    """Another process has the lease; ``pid`` is its number, None if not written yet."""
 
     def __init__(self, path: Path, pid: int | None) -> None:
         super().__init__(path, pid)
@@ -36,7 +36,7 @@ class Lease:
     def acquire(self, wait_seconds: float = 0.0) -> None:
         """Hold the lease from here on; raise ``LeaseHeld`` if another has it for ``wait_seconds`` more.
 
-        A holder that has died is waited for anyway, as long as what it left behind may take to write its last batch.
+        After a holder's death, wait as long as its remaining processes may need to write their last batch.
         """
         not_negative("wait_seconds", wait_seconds)
         began = time.monotonic()
@@ -61,7 +61,7 @@ class Lease:
             _held.discard(self)
 
     def remove(self) -> None:
-        """Remove the file of a lease that is held, where no store was made that it could be for."""
+        """Remove the file of a held lease for a store that was never created."""
         assert self._file is not None
         self.path.unlink(missing_ok=True)
 
@@ -76,7 +76,7 @@ class Lease:
         file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not self._is_there(file):  # its holder has removed it: this is a lock on nothing
+            if not self._is_there(file):  # its holder has removed it: this lock has no effect
                 os.close(file)
                 return self._try()
             os.ftruncate(file, 0)
@@ -98,7 +98,7 @@ class Lease:
             return False
 
     def _is_alive(self) -> bool:
-        """Return whether the holder may be running: unless it is sure that it has died."""
+        """Return whether the holder may be running; False only if it has certainly died."""
         holder = self._holder()
         if holder is None:
             return True
@@ -107,7 +107,7 @@ class Lease:
             return Path(f"/proc/{holder}/stat").read_text().rpartition(")")[2].split()[0] != "Z"  # a zombie has died
         except ProcessLookupError:
             return False
-        except (OSError, IndexError):  # not ours, or another system
+        except (OSError, IndexError):  # another user's process, or a system without /proc
             return True
 
     def _holder(self) -> int | None:

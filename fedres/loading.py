@@ -9,7 +9,7 @@ LEARN = ("numpy", "scipy", "numba", "safetensors")  # the extra learn, in pyproj
 
 
 def load(module: str) -> ModuleType:
-    """Return an imported module of ours."""
+    """Import and return one of our modules."""
     try:
         return import_module(module)
     except ModuleNotFoundError as error:

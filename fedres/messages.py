@@ -1,4 +1,4 @@
-"""What travels between clients and server, for one client or for many at once."""
+"""Messages between clients and server, for one client or many at once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BITS_PER_REAL = 32
 
 @dataclass(frozen=True, slots=True)
 class Triplet:
-    """Z = (x^g, f(x^l; w_i), y) of [FedRes, Alg. 3]: all the server is told of a client's own model."""
+    """Z = (x^g, f(x^l; w_i), y) of [FedRes, Alg. 3]: all that the server receives of a client's own model."""
 
     features: Array
     local_prediction: Array
@@ -58,8 +58,8 @@ BODIES: dict[str, tuple[type, ...]] = {  # what an upload of a kind carries
 class Up:
     """An upload. Row j of the body comes from client ``who[j]``; ``bits`` is what each row costs.
 
-    A ``Factored`` body saves work here; whether its factors would travel or the dense rows they stand for is the
-    learner's choice, and ``bits`` tells it.
+    A ``Factored`` body saves work here; ``bits`` counts either the factors or the dense rows they stand for, by the
+    learner's choice.
     """
 
     t: int

@@ -83,7 +83,7 @@ class Simplex:
 
 @dataclass(frozen=True, slots=True)
 class PNorm:
-    """ψ = ‖x‖_p²/(2(p−1)), 1 < p ≤ 2. States are the dual θ = ∇ψ(x), and are what is averaged.
+    """ψ = ‖x‖_p²/(2(p−1)), 1 < p ≤ 2. States are the dual θ = ∇ψ(x), and states are averaged.
 
     A plain mean of points would break assumption 2 of [FedOMD], on which its theorems rest.
     """

@@ -70,7 +70,7 @@ class Factored:
 
 
 def factored(model: Model, weights: Array, features: Array, slope: Array) -> Factored:
-    """Return a model's gradients, as factors where it knows them (``factors``)."""
+    """Return a model's gradients, as factors if it has ``factors``."""
     if isinstance(model, Linear | Network):
         return model.factors(weights, features, slope)
     return Factored(((model.gradient(weights, features, slope), np.ones((len(slope), 1))),))

@@ -50,7 +50,7 @@ class Quantizer:
         return self._encode(values[None], rng.integers(2**64, size=1, dtype=np.uint64))[0]
 
     def encode_rows(self, vectors: npt.ArrayLike, seeds: npt.ArrayLike) -> tuple[bytes, ...]:
-        """Return each row as ``encode`` does, which draws its seed; here they are given, one integer a row."""
+        """Return each row as ``encode`` does, with one integer seed a row instead of a drawn one."""
         values = np.ascontiguousarray(checks.array("vectors", vectors, (None, None)))
         self._check_dim(values.shape[1])
         each = np.asarray(seeds, dtype=np.uint64)
@@ -95,7 +95,7 @@ class Quantizer:
         return 32 * self.blocks + dim * (1 + math.log2(self.levels + 1))
 
     def payload_bits(self, data: bytes) -> int:
-        """Return what norms and codes of a message take: it without its check and what fills up its last byte."""
+        """Return the bits of a message's norms and codes, without its checksum and the padding of its last byte."""
         first = 4 * self.blocks
         return 8 * first + int.from_bytes(data[first:-_CHECK_BYTES], "little").bit_length()
 
@@ -132,7 +132,7 @@ class Quantizer:
         return np.frombuffer(data[:first] + padded, "<u4").astype(np.uint32, copy=False)
 
     def _fault(self, data: bytes, dim: int) -> str:
-        """Return what is wrong with a message that cannot be decoded."""
+        """Return the error of a message that cannot be decoded."""
         norms = np.frombuffer(data[: 4 * self.blocks], "<f4")
         wrong = norms[~(np.isfinite(norms) & (norms >= 0))]
         if wrong.size:
@@ -141,13 +141,13 @@ class Quantizer:
 
 
 def _trimmed(words: bytes) -> bytes:
-    """Return packed words without the zero bytes at their end, as many as leave their number of words known."""
+    """Return packed words without trailing zero bytes, as long as the number of words can still be recovered."""
     size = max(1 if len(words) == 4 * _PILE_WORDS else len(words) - 3, len(words.rstrip(b"\0")))
     return words[:size]
 
 
 class OFedIQParameters(NamedTuple):
-    """What algorithm 3 chooses."""
+    """The parameters that algorithm 3 chooses."""
 
     levels: int  # s
     blocks: int  # b

@@ -89,7 +89,7 @@ class AverageIterate:
         self._total: float | Array = 0.0
 
     def add(self, weights: Array) -> None:
-        """Take in what m clients predicted with in one round, (m, D): ``Round.weights``."""
+        """Add the weights of m clients' predictions in one round, (m, D): ``Round.weights``."""
         self._total = self._total + checks.array("weights", weights, (None, None)).mean(axis=0)
         self.rounds += 1
 

@@ -148,7 +148,7 @@ class Rollout(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Result:
+class BanditResult:
     """One scheme: mean reward and regret of each rollout, and both over time."""
 
     scheme: Scheme
@@ -163,14 +163,14 @@ class Result:
 @dataclass(frozen=True)
 class BanditReplay:
     setup: Setup
-    results: list[Result]
+    results: list[BanditResult]
 
     def to_json(self) -> dict[str, Any]:
         head = {**asdict(self.setup), "samples_per_client": self.setup.rounds, "machine": platform.machine()}
         return {**head, "results": [_row(result) for result in self.results]}
 
 
-def _row(result: Result) -> dict[str, Any]:
+def _row(result: BanditResult) -> dict[str, Any]:
     scheme = result.scheme
     has_learners = scheme.model_name == "adagrad"
     row: dict[str, Any] = {
@@ -216,7 +216,7 @@ def run(
         base = next(alone, None)
         gain = None if base is None else reward.mean(axis=1) - [np.mean(piece[base]["reward"]) for piece in pieces]
         seconds = sum(piece[i]["seconds"] for piece in pieces)
-        results.append(Result(scheme, reward.mean(axis=1), regret.mean(axis=1), reward, regret, seconds, gain))
+        results.append(BanditResult(scheme, reward.mean(axis=1), regret.mean(axis=1), reward, regret, seconds, gain))
     return BanditReplay(setup, results)
 
 

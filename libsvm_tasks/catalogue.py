@@ -9,7 +9,7 @@ COLLECTION = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/multiclass
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class DatasetEntry:
     """What the whole of a dataset looks like. A copy that holds a part of its rows loads under the same name."""
 
     name: str
@@ -30,7 +30,7 @@ class Entry:
 
 
 _ENTRIES = (
-    Entry(
+    DatasetEntry(
         name="letter",
         rows=20_000,
         features=16,
@@ -40,7 +40,7 @@ _ENTRIES = (
         url=f"{COLLECTION}letter.scale",
         test_url=f"{COLLECTION}letter.scale.t",
     ),
-    Entry(
+    DatasetEntry(
         name="pendigits",
         rows=10_992,
         features=16,
@@ -50,7 +50,7 @@ _ENTRIES = (
         url=f"{COLLECTION}pendigits",
         test_url=f"{COLLECTION}pendigits.t",
     ),
-    Entry(
+    DatasetEntry(
         name="satimage",
         rows=6_435,
         features=36,
@@ -60,7 +60,7 @@ _ENTRIES = (
         url=f"{COLLECTION}satimage.scale",
         test_url=f"{COLLECTION}satimage.scale.t",
     ),
-    Entry(
+    DatasetEntry(
         name="shuttle",
         rows=58_000,
         features=9,
@@ -70,7 +70,7 @@ _ENTRIES = (
         url=f"{COLLECTION}shuttle.scale",
         test_url=f"{COLLECTION}shuttle.scale.t",
     ),
-    Entry(
+    DatasetEntry(
         name="usps",
         rows=9_298,
         features=256,
@@ -80,7 +80,7 @@ _ENTRIES = (
         url=f"{COLLECTION}usps.bz2",
         test_url=f"{COLLECTION}usps.t.bz2",
     ),
-    Entry(
+    DatasetEntry(
         name="mnist",
         rows=70_000,
         features=784,
@@ -91,7 +91,7 @@ _ENTRIES = (
         test_url=f"{COLLECTION}mnist.scale.t.bz2",
         empty_features=4,
     ),
-    Entry(
+    DatasetEntry(
         name="sensorless",
         rows=58_509,
         features=48,
@@ -100,7 +100,7 @@ _ENTRIES = (
         origin='UCI "Dataset for Sensorless Drive Diagnosis"',
         url=f"{COLLECTION}Sensorless.scale",
     ),
-    Entry(
+    DatasetEntry(
         name="covtype",
         rows=581_012,
         features=54,
@@ -109,7 +109,7 @@ _ENTRIES = (
         origin='UCI "Covertype"',
         url=f"{COLLECTION}covtype.scale01.bz2",
     ),
-    Entry(
+    DatasetEntry(
         name="occupancy",
         rows=10_129,
         features=16,
@@ -119,7 +119,7 @@ _ENTRIES = (
         recipe="make it from Occupancy_Estimation.csv: the label is Room_Occupancy_Count, indices 1-16 are S1_Temp to "
         "S7_PIR in the order of the source, each scaled to [0, 1], in time order",
     ),
-    Entry(
+    DatasetEntry(
         name="airquality",
         rows=6_941,
         features=11,
@@ -129,7 +129,7 @@ _ENTRIES = (
         recipe="make it from AirQualityUCI.csv: leave out NMHC(GT), then rows with a missing value (-200); the label "
         "is CO(GT), indices 1-11 are the other columns from PT08.S1(CO) to AH, each scaled to [0, 1], in time order",
     ),
-    Entry(
+    DatasetEntry(
         name="appliances",
         rows=19_735,
         features=27,
@@ -139,7 +139,7 @@ _ENTRIES = (
         recipe="make it from energydata_complete.csv: the label is Appliances, indices 1-27 are lights to rv2 in the "
         "order of the source, each scaled to [0, 1], in time order",
     ),
-    Entry(
+    DatasetEntry(
         name="digits",
         rows=1_797,
         features=64,
@@ -149,4 +149,4 @@ _ENTRIES = (
     ),
 )
 
-CATALOGUE: dict[str, Entry] = {entry.name: entry for entry in _ENTRIES}
+CATALOGUE: dict[str, DatasetEntry] = {entry.name: entry for entry in _ENTRIES}

@@ -9,20 +9,21 @@ import numpy as np
 
 from fedres.checks import Array
 from libsvm_tasks import kernels
-from libsvm_tasks.setting import Result, Setting
+from libsvm_tasks.setting import RunResult, RunSetting
 from libsvm_tasks.tasks import Task
 
 
-def run(task: Task, scheme: str, **options: Any) -> Result:
-    """Return what ``scheme`` made of ``task``: independent, central or fedres; options are the fields of ``Setting``.
+def run(task: Task, scheme: str, **options: Any) -> RunResult:
+    """Return what ``scheme`` made of ``task``: independent, central or fedres.
 
-    Predictions and accuracies are those of ``LinearLearner`` objects, and of VW, to the bit.
+    Options are the fields of ``RunSetting``. Predictions and accuracies are those of ``LinearLearner`` objects, and of
+    VW, to the bit.
     """
-    setting = Setting(scheme, **options)
+    setting = RunSetting(scheme, **options)
     return {"independent": _independent, "central": _central, "fedres": _fedres}[scheme](task, setting)
 
 
-def _independent(task: Task, setting: Setting) -> Result:
+def _independent(task: Task, setting: RunSetting) -> RunResult:
     columns = np.arange(task.features.shape[2])
     local = _models(len(task.order), len(columns), setting.local_learning_rate)
     stream, notes = _stream(task, columns), _notes(task, setting)
@@ -32,10 +33,10 @@ def _independent(task: Task, setting: Setting) -> Result:
         return _accuracy(local, task, _scores(task, [(local, columns)]))
 
     curve = _curve(task, setting, play)
-    return Result(curve[-1], notes.prediction, curve, None, local.weights)
+    return RunResult(curve[-1], notes.prediction, curve, None, local.weights)
 
 
-def _central(task: Task, setting: Setting) -> Result:
+def _central(task: Task, setting: RunSetting) -> RunResult:
     columns = task.global_features
     shared = _models(1, len(columns), setting.learning_rate)
     stream, notes = _stream(task, columns), _notes(task, setting)
@@ -46,10 +47,10 @@ def _central(task: Task, setting: Setting) -> Result:
         return _accuracy(shared, task, _scores(task, [(shared, columns)]))
 
     curve = _curve(task, setting, play)
-    return Result(curve[-1], notes.prediction, curve, shared.weights[0], None)
+    return RunResult(curve[-1], notes.prediction, curve, shared.weights[0], None)
 
 
-def _fedres(task: Task, setting: Setting) -> Result:
+def _fedres(task: Task, setting: RunSetting) -> RunResult:
     columns, own_columns = task.global_features, task.local_features
     shared = _models(1, len(columns), setting.learning_rate)
     local, alone = (_models(len(task.order), len(own_columns), setting.local_learning_rate) for _ in range(2))
@@ -68,7 +69,7 @@ def _fedres(task: Task, setting: Setting) -> Result:
 
     curve = _curve(task, setting, play)
     prediction = _mean(task, notes, notes_alone) if setting.alone else notes.prediction
-    return Result(curve[-1], prediction, curve, shared.weights[0], local.weights)
+    return RunResult(curve[-1], prediction, curve, shared.weights[0], local.weights)
 
 
 def _mean(task: Task, notes: kernels.Notes, alone: kernels.Notes) -> Array:
@@ -80,7 +81,7 @@ def _mean(task: Task, notes: kernels.Notes, alone: kernels.Notes) -> Array:
     return mean.clip(np.minimum.accumulate(before), np.maximum.accumulate(before))
 
 
-def _curve(task: Task, setting: Setting, play: Callable[[int, int], Array]) -> Array:
+def _curve(task: Task, setting: RunSetting, play: Callable[[int, int], Array]) -> Array:
     """Return the accuracies after each stop, (stops, P)."""
     stops = setting.stops(task.order.shape[1])
     return np.array([play(first, last) for first, last in zip([0, *stops], stops, strict=False)])
@@ -92,15 +93,15 @@ def _models(n: int, n_features: int, rate: float) -> kernels.Models:
     return kernels.Models(weights, squares, low, high, np.float32(rate))
 
 
-def _stream(task: Task, columns: Array) -> kernels.Stream:
+def _stream(task: Task, columns: Array) -> kernels.ClientRows:
     n_rows = task.label.shape[1]
     if task.order.min() < 0 or task.order.max() >= n_rows:
         raise ValueError(f"order must be rows from 0 to {n_rows - 1}, got {task.order.min()} to {task.order.max()}")
     values, label = _gathered("features", task.features, columns), np.ascontiguousarray(task.label, dtype=np.float32)
-    return kernels.Stream(values, label, np.ascontiguousarray(task.order, dtype=np.int64))
+    return kernels.ClientRows(values, label, np.ascontiguousarray(task.order, dtype=np.int64))
 
 
-def _notes(task: Task, setting: Setting) -> kernels.Notes:
+def _notes(task: Task, setting: RunSetting) -> kernels.Notes:
     n_clients, n_rounds = task.order.shape
     uplink, downlink = setting.delays(n_clients)
     needed = n_rounds if setting.alone else min(int(np.max(uplink + downlink)) + 1, n_rounds)
@@ -109,15 +110,15 @@ def _notes(task: Task, setting: Setting) -> kernels.Notes:
     return kernels.Notes(offset, score, error, n_kept - 1, np.zeros((n_rounds, n_clients), dtype=np.float32))
 
 
-def _delays(task: Task, setting: Setting) -> kernels.Delays:
+def _delays(task: Task, setting: RunSetting) -> kernels.ClientDelays:
     uplink, downlink = setting.delays(len(task.order))
     wait = uplink + downlink if setting.local_timing == "aligned" else np.zeros_like(uplink)
-    return kernels.Delays(uplink, downlink, wait)
+    return kernels.ClientDelays(uplink, downlink, wait)
 
 
-def _server(task: Task, setting: Setting) -> kernels.Server:
+def _server(task: Task, setting: RunSetting) -> kernels.EngineServer:
     summed = len(task.global_features) + 1 if setting.server == "summed" else 0
-    return kernels.Server(setting.timing == "on-arrival", np.zeros(summed, dtype=np.float32))
+    return kernels.EngineServer(setting.timing == "on-arrival", np.zeros(summed, dtype=np.float32))
 
 
 def _gathered(name: str, features: Array, columns: Array) -> Array:

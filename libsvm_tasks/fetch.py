@@ -15,7 +15,7 @@ from urllib.request import Request, urlopen
 import numpy as np
 
 from fedres.checks import one_of
-from libsvm_tasks.catalogue import CATALOGUE, Entry
+from libsvm_tasks.catalogue import CATALOGUE, DatasetEntry
 from libsvm_tasks.data import Data
 from libsvm_tasks.load import SUFFIXES, cache_folder, read
 
@@ -53,14 +53,14 @@ class _NetworkError(Exception):
     """Apart from ``OSError``, so that a full disk is not called a bad network."""
 
 
-def _by_hand(entry: Entry, target: Path, reason: _NetworkError) -> str:
+def _by_hand(entry: DatasetEntry, target: Path, reason: _NetworkError) -> str:
     return (
         f"{entry.name} could not be downloaded: {reason}; where there is no network, put "
         f"{' and after it '.join(entry.urls)} by hand in one file, {target}"
     )
 
 
-def _no_address(entry: Entry, folder: Path) -> str:
+def _no_address(entry: DatasetEntry, folder: Path) -> str:
     if not entry.recipe:
         return f"{entry.name} ships inside scikit-learn: there is nothing to fetch"
     return (
@@ -121,7 +121,7 @@ def _network() -> Iterator[None]:
         raise _NetworkError(getattr(error, "reason", error)) from error
 
 
-def _verify(path: Path, entry: Entry) -> None:
+def _verify(path: Path, entry: DatasetEntry) -> None:
     wrong = f"what came from {' and '.join(entry.urls)} is not the {entry.name} of the catalogue"
     try:
         data = read(path, entry)

@@ -25,7 +25,7 @@ class Models(NamedTuple):
     rate: Real  # η
 
 
-class Stream(NamedTuple):
+class ClientRows(NamedTuple):
     """What each of P clients sees in T rounds: its rows, and their order."""
 
     values: Array  # (P, R, width)
@@ -46,7 +46,7 @@ class Notes(NamedTuple):
     prediction: Array  # ŷ, (T, P)
 
 
-class Delays(NamedTuple):
+class ClientDelays(NamedTuple):
     """Rounds, of each client."""
 
     uplink: Array  # α
@@ -54,7 +54,7 @@ class Delays(NamedTuple):
     wait: Array  # until the local model learns from a round
 
 
-class Server(NamedTuple):
+class EngineServer(NamedTuple):
     """How the server steps: ``gradient`` is a sum over a round, of no numbers if the server takes uploads in turn."""
 
     on_arrival: bool
@@ -62,7 +62,7 @@ class Server(NamedTuple):
 
 
 @inner_kernel
-def _example(stream: Stream, t: int, i: int) -> tuple[Array, Real]:
+def _example(stream: ClientRows, t: int, i: int) -> tuple[Array, Real]:
     """Return the row that client i has in round t, and its label."""
     row = at(stream.order[at(i), at(t)])
     return stream.values[at(i), row], stream.label[at(i), row]
@@ -110,7 +110,7 @@ def _two_sums(weights: Array, x: Array, first: Real, second: Real) -> tuple[Real
 
 
 @inner_kernel
-def _act(t: int, local: Models, stream: Stream, notes: Notes) -> None:
+def _act(t: int, local: Models, stream: ClientRows, notes: Notes) -> None:
     """Let every client predict and see its label."""
     place = t & notes.mask
     for i in range(len(stream.order)):
@@ -123,7 +123,9 @@ def _act(t: int, local: Models, stream: Stream, notes: Notes) -> None:
 
 
 @inner_kernel
-def _publish(t: int, shared: Models, stream: Stream, delays: Delays, clamp: bool, out: Array, mask: int) -> None:
+def _publish(
+    t: int, shared: Models, stream: ClientRows, delays: ClientDelays, clamp: bool, out: Array, mask: int
+) -> None:
     """Fill in what the shared model of round t says to the rows that clients will have when they meet it."""
     n_rounds = stream.order.shape[1]
     for i in range(len(stream.order)):
@@ -135,7 +137,7 @@ def _publish(t: int, shared: Models, stream: Stream, delays: Delays, clamp: bool
 
 
 @inner_kernel
-def _see_arrivals(t: int, shared: Models, stream: Stream, delays: Delays) -> None:
+def _see_arrivals(t: int, shared: Models, stream: ClientRows, delays: ClientDelays) -> None:
     for i in range(len(stream.order)):
         s = t - delays.uplink[at(i)]
         if s >= 0:
@@ -143,7 +145,7 @@ def _see_arrivals(t: int, shared: Models, stream: Stream, delays: Delays) -> Non
 
 
 @inner_kernel
-def _use(shared: Models, server: Server, x: Array, error: Real) -> None:
+def _use(shared: Models, server: EngineServer, x: Array, error: Real) -> None:
     """Let the server use an upload: at once, or for the sum where there is one."""
     if not server.gradient.size:
         _step(shared, 0, x, error)
@@ -152,7 +154,7 @@ def _use(shared: Models, server: Server, x: Array, error: Real) -> None:
 
 
 @inner_kernel
-def _summed_step(shared: Models, server: Server) -> None:
+def _summed_step(shared: Models, server: EngineServer) -> None:
     """One AdaGrad step with the sum of a round's gradients, which is then 0 again."""
     weights, squares = shared.weights[0], shared.squares[0]
     for k in range(server.gradient.size):
@@ -164,7 +166,7 @@ def _summed_step(shared: Models, server: Server) -> None:
 
 
 @inner_kernel
-def _learn_arrived(shared: Models, server: Server, x: Array, label: Real, part: Real) -> None:
+def _learn_arrived(shared: Models, server: EngineServer, x: Array, label: Real, part: Real) -> None:
     """Let the server learn from an upload at its newest model, beside the local part that was sent."""
     total = _number(_sum(shared.weights[0], x, part))
     _see(shared, 0, label)
@@ -172,7 +174,7 @@ def _learn_arrived(shared: Models, server: Server, x: Array, label: Real, part: 
 
 
 @bare_kernel
-def independent(first: int, last: int, local: Models, stream: Stream, notes: Notes) -> None:
+def independent(first: int, last: int, local: Models, stream: ClientRows, notes: Notes) -> None:
     """Play rounds first..last − 1 of clients that learn alone."""
     for t in range(first, last):
         _act(t, local, stream, notes)
@@ -182,7 +184,7 @@ def independent(first: int, last: int, local: Models, stream: Stream, notes: Not
 
 @bare_kernel
 def central(
-    first: int, last: int, shared: Models, stream: Stream, notes: Notes, delays: Delays, server: Server
+    first: int, last: int, shared: Models, stream: ClientRows, notes: Notes, delays: ClientDelays, server: EngineServer
 ) -> None:
     """Play rounds first..last − 1 of one model that learns from everybody's rows."""
     for t in range(first, last):
@@ -203,11 +205,11 @@ def fedres(
     last: int,
     shared: Models,
     local: Models,
-    stream: Stream,
-    own: Stream,
+    stream: ClientRows,
+    own: ClientRows,
     notes: Notes,
-    delays: Delays,
-    server: Server,
+    delays: ClientDelays,
+    server: EngineServer,
 ) -> None:
     """Play rounds first..last − 1 of FedRes."""
     for t in range(first, last):

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, cast
 import numpy as np
 
 from fedres.checks import Array
-from libsvm_tasks.catalogue import CATALOGUE, Entry
+from libsvm_tasks.catalogue import CATALOGUE, DatasetEntry
 from libsvm_tasks.data import Data
 from libsvm_tasks.tables import read_csv
 
@@ -126,7 +126,7 @@ def absent(name: str) -> str | None:
     return f"{name} was not found, plain or with .bz2, .xz or .gz, {looked}"
 
 
-def read(path: Path, entry: Entry | None = None) -> Data:
+def read(path: Path, entry: DatasetEntry | None = None) -> Data:
     """Return what a file holds, dense; where ``entry`` is given with its number of features, 1-based, and its task.
 
     A ``ValueError`` starts with the path, and for a bad line has its number.
@@ -164,7 +164,7 @@ def _folders() -> list[Path]:
     return [*([Path(folder).expanduser()] if folder else []), cache_folder()]
 
 
-def _not_found(entry: Entry) -> str:
+def _not_found(entry: DatasetEntry) -> str:
     *folders, cache = map(str, _folders())
     looked = f"in {folders[0]} (FEDRES_DATA) or {cache}" if folders else f"in {cache} (FEDRES_DATA is not set)"
     remedy = entry.recipe or f"`fedres datasets fetch {entry.name}` downloads it"
@@ -210,11 +210,11 @@ def _whole(label: Array) -> bool:
     return bool(np.all((label == np.rint(label)) & (np.abs(label) <= 2**53)))
 
 
-def _labels_fit(label: Array, entry: Entry | None) -> bool:
+def _labels_fit(label: Array, entry: DatasetEntry | None) -> bool:
     return bool(np.isfinite(label).all()) and (entry is None or entry.task == "regression" or _whole(label))
 
 
-def _first_fault(path: Path, entry: Entry | None) -> str | None:
+def _first_fault(path: Path, entry: DatasetEntry | None) -> str | None:
     """Return where a file breaks the format and how, or None. Much slower than a reader: for files known to be bad."""
     n_rows = n_pairs = 0
     with _open(path) as file:
@@ -228,7 +228,7 @@ def _first_fault(path: Path, entry: Entry | None) -> str | None:
     return "has no rows" if not n_rows else None if n_pairs else "has no features"
 
 
-def _check_row(tokens: list[bytes], entry: Entry | None) -> None:
+def _check_row(tokens: list[bytes], entry: DatasetEntry | None) -> None:
     if not tokens:
         return
     label = _number("label", tokens[0])

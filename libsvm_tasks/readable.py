@@ -14,7 +14,7 @@ from fedres.checks import Array
 from fedres.local_learners.linear import LinearLearner
 from fedres.local_learners.protocol import Features, LocalLearner
 from fedres.local_learners.vw import VWLearner
-from libsvm_tasks.setting import Result, Setting
+from libsvm_tasks.setting import RunResult, RunSetting
 from libsvm_tasks.tasks import Task
 
 LEARNERS = ("linear", "vw")
@@ -22,7 +22,7 @@ LEARNERS = ("linear", "vw")
 Make = Callable[[int, float], LocalLearner]  # from dim and learning rate
 
 
-class Server(Protocol):
+class EngineServer(Protocol):
     """The shared model: it takes uploads, and a step at the end of a round if it has waited for that."""
 
     def score(self, features: Features) -> float: ...
@@ -62,10 +62,10 @@ class Summed:
         self.gradient[:] = 0
 
 
-def run(task: Task, scheme: str, *, learner: str = "linear", **options: Any) -> Result:
+def run(task: Task, scheme: str, *, learner: str = "linear", **options: Any) -> RunResult:
     """Return what ``engine.run`` returns, with ``linear`` or ``vw`` learners; VW does not tell its weights."""
-    setting = Setting(scheme, **options)
-    schemes: dict[str, Callable[[Task, Setting, Make], _Rounds]]
+    setting = RunSetting(scheme, **options)
+    schemes: dict[str, Callable[[Task, RunSetting, Make], _Rounds]]
     schemes = {"independent": Independent, "central": Central, "fedres": FedRes}
     with ExitStack() as stack:
         return schemes[scheme](task, setting, maker(learner, stack)).run()
@@ -84,10 +84,10 @@ def maker(learner: str, stack: ExitStack) -> Make:
 class _Rounds(ABC):
     """What the three schemes share: the data by client and round, and the loop over rounds."""
 
-    shared: Server | None = None
+    shared: EngineServer | None = None
     local: list[LocalLearner] | None = None
 
-    def __init__(self, task: Task, setting: Setting, make: Make) -> None:
+    def __init__(self, task: Task, setting: RunSetting, make: Make) -> None:
         self.task, self.setting = task, setting
         self.n_clients, self.n_rounds = task.order.shape
         self.clients = range(self.n_clients)
@@ -107,7 +107,7 @@ class _Rounds(ABC):
     def test(self, i: int, x: Array) -> float:
         """Return client i's prediction for a test row."""
 
-    def run(self) -> Result:
+    def run(self) -> RunResult:
         stops, points = self.setting.stops(self.n_rounds), []
         for t in range(self.n_rounds):
             self.play(t)
@@ -116,13 +116,13 @@ class _Rounds(ABC):
         curve = np.array(points)
         local = None if self.local is None else [_weights(learner) for learner in self.local]
         local_weights = None if local is None or local[0] is None else np.array(local)
-        return Result(curve[-1], self.predictions, curve, _weights(self.shared), local_weights)
+        return RunResult(curve[-1], self.predictions, curve, _weights(self.shared), local_weights)
 
     def _accuracy(self, i: int) -> float:
         rows = zip(self.task.test_features[i], self.task.test_label[i], strict=True)
         return float(np.mean([self.test(i, x) * y > 0 for x, y in rows]))
 
-    def server(self, make: Make) -> Server:
+    def server(self, make: Make) -> EngineServer:
         dim, rate = len(self.task.global_features), self.setting.learning_rate
         return Summed(dim, rate) if self.setting.server == "summed" else make(dim, rate)
 
@@ -252,14 +252,14 @@ class FedRes(_Rounds):
         return self.features(i, t)[self.task.local_features]
 
 
-def _see_first(server: Server, labels: list[float]) -> None:
+def _see_first(server: EngineServer, labels: list[float]) -> None:
     """Show a server that sums all labels of a round before it takes errors: all are taken at one model."""
     if isinstance(server, Summed):
         for label in labels:
             server.see(label)
 
 
-def _finish(server: Server) -> None:
+def _finish(server: EngineServer) -> None:
     if isinstance(server, Summed):
         server.step()
 

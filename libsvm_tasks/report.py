@@ -10,8 +10,7 @@ from rich import box
 from rich.table import Table
 
 from fedres.checks import Array
-from libsvm_tasks.bandit_replay import BanditReplay
-from libsvm_tasks.bandit_replay import Result as BanditResult
+from libsvm_tasks.bandit_replay import BanditReplay, BanditResult
 from libsvm_tasks.data import Data
 from libsvm_tasks.task_replay import Replay, Result, standard_error
 

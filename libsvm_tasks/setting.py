@@ -18,7 +18,7 @@ SERVERS = ("sequential", "summed")
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class RunSetting:
     """One run. Delays are in rounds: one number for all clients, or one each.
 
     ``timing`` is at which models the server takes the error of a FedRes upload: its newest (``on-arrival``) or those
@@ -70,7 +70,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class RunResult:
     """What came out. A scheme without a shared model, or without local ones, has None for its weights."""
 
     accuracy: Array  # (P,) on the test rows, after the last round

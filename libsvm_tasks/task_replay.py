@@ -41,7 +41,7 @@ class Setup:
         checks.whole("seed", self.seed, least=0)
 
 
-class Outcome(NamedTuple):
+class RolloutOutcome(NamedTuple):
     """One scheme in one rollout: mean accuracy over clients, bits per client, seconds."""
 
     accuracy: float
@@ -129,7 +129,7 @@ def replay(
     fingerprint = hashlib.sha256(rows.features.tobytes() + rows.label.tobytes()).hexdigest()
     work = [Rollout(setup, tuple(schemes), number, fingerprint, data) for number in range(setup.rollouts)]
     pieces = grid.run(play_rollout, work, jobs=jobs, journal=journal, progress=progress)
-    accuracy = np.array([[Outcome(*o).accuracy for o in piece["outcomes"]] for piece in pieces]).T
+    accuracy = np.array([[RolloutOutcome(*o).accuracy for o in piece["outcomes"]] for piece in pieces]).T
     totals = np.array([piece["outcomes"] for piece in pieces]).mean(axis=0)
     base = [row for row, scheme in zip(accuracy, schemes, strict=True) if scheme.scheme == "independent"]
     results = [
@@ -160,7 +160,7 @@ def play_rollout(rollout: Rollout) -> dict[str, Any]:
     return {"outcomes": outcomes, "samples": next(iter(tasks.values())).samples}
 
 
-def play(task: Task, scheme: Scheme) -> Outcome:
+def play(task: Task, scheme: Scheme) -> RolloutOutcome:
     """Return the outcome of one scheme on one task."""
     start = time.perf_counter()
     if scheme.scheme == "fedres" and (scheme.learner_name != "fedres-sgd" or scheme.local_learner != "linear"):
@@ -178,7 +178,7 @@ def play(task: Task, scheme: Scheme) -> Outcome:
             **(scheme.hyperparameters if scheme.learner_name == "fedres-sgd" else {}),
         ).accuracy
         bits_up, bits_down = shared_bits(task, scheme)
-    return Outcome(float(np.mean(accuracy)), bits_up, bits_down, time.perf_counter() - start)
+    return RolloutOutcome(float(np.mean(accuracy)), bits_up, bits_down, time.perf_counter() - start)
 
 
 @lru_cache(maxsize=2)

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from libsvm_tasks import engine, readable
 from libsvm_tasks.grid import Progress
-from libsvm_tasks.setting import Setting
+from libsvm_tasks.setting import RunSetting
 from libsvm_tasks.tasks import Task
 
 SIZES = (16, 256, 784)  # the features of letter, usps and mnist
@@ -77,7 +77,7 @@ def _loop_speed(task: Task, learner: str, n_rounds: int, repeats: int) -> float:
     """Time ``n_rounds`` after another, each time going on where the last one ended."""
     rounds = iter(range(task.order.shape[1]))
     with ExitStack() as stack:
-        loop = readable.FedRes(task, Setting("fedres", **SETTING), readable.maker(learner, stack))
+        loop = readable.FedRes(task, RunSetting("fedres", **SETTING), readable.maker(learner, stack))
 
         def play() -> None:
             for t in islice(rounds, n_rounds):

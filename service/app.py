@@ -1,11 +1,11 @@
-"""The application: FastAPI behind a router that lets in, refuses and answers hot routes itself."""
+"""The application: FastAPI behind a router that authenticates requests and serves hot routes itself."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from functools import cache, partial
 from importlib.metadata import version
-from typing import Any
+from typing import Any, NamedTuple
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -13,18 +13,18 @@ from starlette.exceptions import HTTPException
 
 from service.admin.admin import Admin
 from service.admin.routes import loop_routes, service_routes
-from service.admin.status import Status
+from service.admin.status import MachineStatus
 from service.errors import ApiError
 from service.http.audit import Audit
 from service.http.hosts import Hosts
 from service.http.hot import hot_routes
 from service.http.keys import Keys
 from service.http.openapi import document
-from service.http.pages import PATHS, add_docs
-from service.http.replies import Receive, Scope, Send, failure
+from service.http.pages import docs_routes
+from service.http.replies import failure
 from service.http.request import Limits
 from service.http.router import Router
-from service.http.routes import OPEN, Route
+from service.http.routes import Route
 from service.log.protocol import StoreUnavailable
 from service.plugins import Core, plugins
 from service.rank.ranker import Ranker, RankerContext
@@ -42,22 +42,17 @@ may come with `Content-Encoding: gzip`; then the limit holds before and after de
 """
 
 
-class App(FastAPI):
-    """A FastAPI application whose router comes first: FastAPI's own way in takes longer than a decision."""
+class App(NamedTuple):
+    """The application of a ranker."""
 
-    first: Router
+    router: Router  # for a server: passes all but hot routes on to FastAPI
     core: Core
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self.first(scope, receive, send)
-
-    async def rest(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await super().__call__(scope, receive, send)
+    openapi: Callable[[], dict[str, Any]]  # returns the OpenAPI document
 
 
 def create_app(
     context: RankerContext,
-    status: Status,
+    status: MachineStatus,
     *,
     keys: Keys,
     limits: Limits | None = None,
@@ -66,9 +61,9 @@ def create_app(
     root_path: str = "",
     access_log: bool = False,
 ) -> App:
-    """Return the application of a ranker; ``root_path`` is where a proxy offers it."""
+    """Return the application of a ranker; ``root_path`` is the path below which a proxy serves it."""
     limits = limits or Limits()
-    app = App(
+    fastapi = FastAPI(
         title="fedres",
         version=version("fedres"),
         description=DESCRIPTION.format(limits=limits),
@@ -78,21 +73,21 @@ def create_app(
         swagger_ui_oauth2_redirect_url=None,
         redirect_slashes=False,
     )
-    app.core = _core(context, status, limits, root_path)
-    declared = _routes(app.core)
-    for route in declared:
+    core = _core(context, status, limits, root_path)
+    declared = _routes(core)
+    openapi = cache(partial(document, fastapi, declared, limits, root_path))  # takes long to make
+    routes = [*declared, *docs_routes(fastapi.title, openapi)]
+    for route in routes:
         if not route.hot:
             options = {"methods": [route.method], "status_code": route.status, "response_class": Response}
-            app.add_api_route(route.path, route.endpoint, **options)  # type: ignore[arg-type]
-    app.add_exception_handler(RequestValidationError, _invalid_query)
-    app.add_exception_handler(HTTPException, _refused)
+            fastapi.add_api_route(route.path, route.endpoint, **options)  # type: ignore[arg-type]
+    fastapi.add_exception_handler(RequestValidationError, _invalid_query)
+    fastapi.add_exception_handler(HTTPException, _refused)
     for kind in (ApiError, StoreUnavailable, Exception):
-        app.add_exception_handler(kind, _failed)
-    app.openapi = cache(partial(_document, app, declared, limits, root_path))  # type: ignore[method-assign]
-    add_docs(app)
-    app.first = Router(
-        app.rest,
-        [*declared, *page_routes()],
+        fastapi.add_exception_handler(kind, _failed)
+    router = Router(
+        fastapi,
+        routes,
         keys=keys,
         limits=limits,
         hosts=hosts or Hosts(),
@@ -101,23 +96,15 @@ def create_app(
         root_path=root_path,
         access_log=access_log,
     )
-    return app
+    return App(router, core, openapi)
 
 
-def _document(app: App, declared: Sequence[Route], limits: Limits, root_path: str) -> dict[str, Any]:
-    """Return the OpenAPI document, which takes longer to make than all else that a ranker starts with."""
-    made = document(app, declared, limits)
-    if root_path:
-        made["servers"] = [{"url": root_path}]
-    return made
+def declared_routes(context: RankerContext, status: MachineStatus, limits: Limits) -> list[Route]:
+    """Return all routes except those of the API's documentation pages."""
+    return _routes(_core(context, status, limits, ""))
 
 
-def declared_routes(context: RankerContext, status: Status, limits: Limits, root_path: str = "") -> list[Route]:
-    """Return all routes but those of the pages that show the API."""
-    return _routes(_core(context, status, limits, root_path))
-
-
-def _core(context: RankerContext, status: Status, limits: Limits, root_path: str) -> Core:
+def _core(context: RankerContext, status: MachineStatus, limits: Limits, root_path: str) -> Core:
     return Core(
         context=context,
         ranker=Ranker(context),
@@ -137,13 +124,8 @@ def _routes(core: Core) -> list[Route]:
     ]
 
 
-def page_routes() -> list[Route]:
-    """Return the routes of the pages that show the API."""
-    return [Route(method="GET", path=path, roles=OPEN, endpoint=Response) for path in PATHS]
-
-
 async def _invalid_query(request: Request, error: Exception) -> Response:
-    """Answer a query parameter that breaks a rule; all else is checked by ourselves."""
+    """Reply to an invalid query parameter; everything else is validated by our own code."""
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     name = str(first["loc"][-1])

@@ -1,14 +1,15 @@
-"""What all commands share: one-line errors, progress bars, tables, JSON files."""
+"""What commands share: options, one-line errors, progress bars, tables, JSON files."""
 
 from __future__ import annotations
 
 import functools
+import inspect
 import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
@@ -17,10 +18,36 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from service.log.files import replacing
 from service.log.protocol import StoreUnavailable
 
+if TYPE_CHECKING:
+    from bandits.evaluation import Columns
+
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 JsonFile = Annotated[Path | None, typer.Option("--json", help="Write the results to this file.")]
 PlotFile = Annotated[Path | None, typer.Option("--plot", help="Draw the results to this .png, .svg or .pdf.")]
+Store = Annotated[
+    str,
+    typer.Option(
+        envvar="FEDRES_STORE",
+        help="Where the log is stored: sqlite:///PATH (relative), sqlite:////PATH (absolute), "
+        "or postgresql://USER:PASSWORD@HOST/DATABASE.",
+    ),
+]
+Folder = Annotated[Path, typer.Option(envvar="FEDRES_FOLDER", help="With PostgreSQL: folder for this machine's files.")]
+DEFAULT_STORE = "sqlite:///fedres.db"
+DEFAULT_FOLDER = Path()
+
+OF_COLUMNS = {  # the options that say which column of a table is what
+    "action": "Column of the action taken.",
+    "reward": "Column of the reward.",
+    "probability": "Column of the probability it was taken with.",
+    "user": "Column of the user.",
+    "context": "Columns of features, separated by commas. Repeatable.",
+    "actions": "Ids that could be taken, separated by commas, or the column that lists them. [default: those taken]",
+    "probabilities": "Column that lists those of all actions.",
+    "time": "Column by which rows are sorted.",
+    "event_id": "Column of the decision's id.",
+}
 
 
 def one_line_errors(command: Command) -> Command:
@@ -94,3 +121,40 @@ def whole_numbers(name: str, text: str, least: int = 0) -> list[int]:
     if not all(part.strip().isdecimal() and int(part) >= least for part in parts):
         raise ValueError(f"{name} must be whole numbers from {least} on such as 1,2,3, got {text!r}")
     return list(dict.fromkeys(int(part) for part in parts))
+
+
+def with_columns(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options that say which column of a table is what; it gets them as ``columns``."""
+
+    @functools.wraps(command)
+    def wrapped(**options: Any) -> None:
+        from bandits.evaluation import Columns
+
+        named = {name: options.pop(name) for name in OF_COLUMNS}
+        context = [name.strip() for word in named.pop("context") or () for name in word.split(",")]
+        command(**options, columns=Columns(**named, context=tuple(context)))
+
+    signature = inspect.signature(command, eval_str=True, locals={"Columns": object})
+    own = [parameter for name, parameter in signature.parameters.items() if name != "columns"]
+    parameters = [*own, *(_option(name, text) for name, text in OF_COLUMNS.items())]
+    wrapped.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    wrapped.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return wrapped
+
+
+def _option(name: str, text: str) -> inspect.Parameter:
+    kind = list[str] | None if name == "context" else str | None
+    about = typer.Option(f"--{name.replace('_', '-')}", help=text, rich_help_panel="Tables (.csv, .tsv, .parquet)")
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, about])
+
+
+def read_as(log: Path, columns: Columns) -> None:
+    """Say which columns of a table are read; what a table lacks is an error."""
+    from bandits.evaluation.sources import is_table, open_source
+
+    if is_table(log):
+        source = open_source(log)
+        named = columns.within(source)
+        unused = [name for name in source.names if name not in named.used]
+        rest = f"; not read: {', '.join(unused)}" if unused else ""
+        typer.echo(f"read as {named}{rest}", err=True)

@@ -1,16 +1,17 @@
-"""The one kind of failure that callers of the service see."""
+"""The error type of all replies to callers."""
 
 from __future__ import annotations
 
-from service.log.protocol import StoreUnavailable
-
 
 class ApiError(Exception):
-    """A refusal: an HTTP status, a code for programs, a message for people and what it is about."""
+    """A refusal: an HTTP status, a code for programs, a message for people, and its target.
 
-    def __init__(self, status: int, code: str, message: str, target: str | None = None) -> None:
-        super().__init__(status, code, message, target)
-        self.status, self.code, self.message, self.target = status, code, message, target
+    ``wait`` is the number of seconds after which a client that sent too much may try again.
+    """
+
+    def __init__(self, status: int, code: str, message: str, target: str | None = None, wait: int = 1) -> None:
+        super().__init__(status, code, message, target, wait)
+        self.status, self.code, self.message, self.target, self.wait = status, code, message, target, wait
 
     def __str__(self) -> str:
         return self.message
@@ -19,8 +20,3 @@ class ApiError(Exception):
 def invalid(message: str, target: str | None = None) -> ApiError:
     """Return the refusal of a request that breaks a rule."""
     return ApiError(422, "invalid", message, target)
-
-
-def unavailable(error: StoreUnavailable) -> ApiError:
-    """Return the refusal of a request that could not be stored: nothing was acknowledged."""
-    return ApiError(503, f"store_{error.code}", f"the store is unavailable: {error}")

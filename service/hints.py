@@ -1,4 +1,4 @@
-"""What msgspec's complaints leave out: the values that an enum allows, and the name that was probably meant."""
+"""Hints that msgspec's error messages lack: the values of an enum, and the name that was probably meant."""
 
 from __future__ import annotations
 
@@ -7,14 +7,20 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Any
 
-from msgspec import inspect
+from msgspec import ValidationError, inspect
 
 _STEP = re.compile(r"\.(\w+)|(\[[^\]]*\])")
 _UNKNOWN_FIELD = re.compile(r"unknown field `(.*)`")
 
 
+def complaint(error: ValidationError, kind: Any) -> tuple[str, str]:
+    """Return msgspec's message about an invalid ``kind``, with a hint, and the place of the error."""
+    message, _, place = str(error).partition(" - at `$")
+    return message + hint(message, place, kind), place.strip("`.")
+
+
 def hint(message: str, place: str, kind: Any) -> str:
-    """Return the rest of a complaint about ``place`` in a ``kind``, such as ``.actions[...].id``; it may be empty.
+    """Return a hint to add to a message about ``place`` in a ``kind``, such as ``.actions[...].id``; may be empty.
 
     >>> from typing import Literal
     >>> hint("Invalid enum value 'c'", "[...]", list[Literal["a", "b"]])
@@ -22,12 +28,12 @@ def hint(message: str, place: str, kind: Any) -> str:
     """
     types = _at(inspect.type_info(kind), place)
     if message.startswith("Invalid enum value"):
-        values = [str(value) for one in types if isinstance(one, inspect.LiteralType) for value in one.values]
+        values = [str(value) for each in types if isinstance(each, inspect.LiteralType) for value in each.values]
         return f"; it must be one of {', '.join(values)}" if values else ""
     unknown = _UNKNOWN_FIELD.search(message)
     if unknown is None:
         return ""
-    names = [field.encode_name for one in types if isinstance(one, inspect.StructType) for field in one.fields]
+    names = [field.encode_name for each in types if isinstance(each, inspect.StructType) for field in each.fields]
     close = get_close_matches(unknown[1][:100], names, 1)
     return f"; did you mean `{close[0]}`?" if close else f"; the fields are {', '.join(names)}" if names else ""
 
@@ -37,21 +43,21 @@ def _at(kind: inspect.Type, place: str) -> list[inspect.Type]:
     kinds = _alternatives([kind])
     for name, _ in _STEP.findall(place):
         inner: list[inspect.Type] = []
-        for one in kinds:
-            if isinstance(one, inspect.StructType):
-                inner += [field.type for field in one.fields if field.encode_name == name]
-            elif isinstance(one, inspect.DictType):
-                inner.append(one.value_type)
-            elif isinstance(one, inspect.TupleType):
-                inner += one.item_types
-            elif isinstance(one, inspect.CollectionType):
-                inner.append(one.item_type)
+        for outer in kinds:
+            if isinstance(outer, inspect.StructType):
+                inner += [field.type for field in outer.fields if field.encode_name == name]
+            elif isinstance(outer, inspect.DictType):
+                inner.append(outer.value_type)
+            elif isinstance(outer, inspect.TupleType):
+                inner += outer.item_types
+            elif isinstance(outer, inspect.CollectionType):
+                inner.append(outer.item_type)
         kinds = _alternatives(inner)
     return kinds
 
 
 def _alternatives(kinds: Iterable[inspect.Type]) -> list[inspect.Type]:
-    """Return the types with unions and metadata taken apart."""
+    """Return the types inside unions and metadata."""
     types: list[inspect.Type] = []
     for kind in kinds:
         if isinstance(kind, inspect.UnionType):

@@ -1,6 +1,6 @@
-"""Attributes of catalogue items that have a meaning: whether and until when an item is shown, and what is added to it.
+"""Attributes of catalogue items with a meaning: whether and until when an item is shown, and a boost of its score.
 
-With a leading ``_`` they are not learned from, and count before those without.
+With a leading ``_`` they are not features, and take precedence over those without.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ LARGEST_BOOST = 1e9
 
 
 class Meaning(NamedTuple):
-    """What the attributes of an item say."""
+    """The meaning of an item's attributes."""
 
     is_available: bool = True
     expires: float = math.inf  # seconds since 1970
@@ -23,10 +23,10 @@ class Meaning(NamedTuple):
 
 
 def read_meaning(features: Any, *, strict: bool = True) -> Meaning:
-    """Return what the attributes of an item mean; ``ValueError`` names one that cannot be read.
+    """Return the meaning of an item's attributes; ``ValueError`` names an invalid one.
 
     If not ``strict``, as with items of an imported log, an item whose time cannot be read is never shown, and the other
-    two are passed over.
+    two are ignored.
     """
     meaning = Meaning()
     for name in (AVAILABLE, EXPIRES, BOOST) if isinstance(features, dict) else ():
@@ -44,7 +44,7 @@ def read_meaning(features: Any, *, strict: bool = True) -> Meaning:
 
 
 def _with(meaning: Meaning, name: str, key: str, value: Any) -> Meaning:
-    """Return what an item means with one more attribute."""
+    """Return the meaning with one more attribute."""
     if name == AVAILABLE:
         if not isinstance(value, bool):
             raise ValueError(f"{key} must be true or false, got {str(value)[:100]!r}")

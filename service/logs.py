@@ -1,7 +1,7 @@
 """Log lines of all processes: time, level, role of the process, message, and the request that a line is about.
 
-Lines go to standard error, as text or as JSON. ``serving`` holds the request that is being answered; what is logged
-meanwhile names its id.
+Lines go to standard error, as text or as JSON. ``serving`` holds the current request; lines logged meanwhile have its
+id.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MOST_A_SECOND = 10  # lines about failed requests
 log = logging.getLogger("fedres.service")
 
 
-class Request(msgspec.Struct):
+class ServedRequest(msgspec.Struct):
     """A request that is being answered."""
 
     method: str
@@ -33,7 +33,7 @@ class Request(msgspec.Struct):
 
     @property
     def id(self) -> str:
-        """Its ``X-Request-Id``, or one of ours that is made when it is first needed."""
+        """Its ``X-Request-Id``, or a generated one, made on first use."""
         if self.client_id is not None:
             return shown(self.client_id)
         if self.own_id is None:
@@ -45,24 +45,24 @@ class Request(msgspec.Struct):
         return self.client_id is not None or self.own_id is not None
 
 
-serving: ContextVar[Request | None] = ContextVar("serving", default=None)
+serving: ContextVar[ServedRequest | None] = ContextVar("serving", default=None)
 
 
 def shown(value: bytes) -> str:
-    """Return a header's value as it is logged: on one line, with nothing that a terminal would obey."""
+    """Return a header's value for the log: on one line, without control characters for terminals."""
     text = value.decode("latin-1")
     return text if text.isprintable() else ascii(text)[1:-1]
 
 
 class _Process:
-    """What log lines say of the process that they come from."""
+    """The fields of log lines about their process."""
 
     role = "supervisor"
     form = "text"
 
 
 def check(form: str, level: str) -> None:
-    """Refuse a format or a level that there is not."""
+    """Refuse an unknown format or level."""
     for name, value, values in (("log-format", form, FORMATS), ("log-level", level, LEVELS)):
         if value not in values:
             raise ValueError(f"{name} must be one of {', '.join(values)}, got {value!r}")
@@ -79,12 +79,12 @@ def set_up(form: str, level: str) -> None:
 
 
 def set_role(role: str) -> None:
-    """Say from here on that lines come from a process of this role."""
+    """Set the role in all later lines of this process."""
     _Process.role = role
 
 
 def say(message: str) -> None:
-    """Tell the user at the terminal something; where logs are for machines, it is one of their lines."""
+    """Print a message for the user at the terminal; with JSON logs, as a log line."""
     if _Process.form == "json":
         log.info("%s", message)
     else:
@@ -106,7 +106,7 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One object a line: time, level, role, pid, logger, message; request_id and traceback where there are such."""
+    """One object a line: time, level, role, pid, logger, message; request_id and traceback if there are any."""
 
     def format(self, record: logging.LogRecord) -> str:
         request = serving.get()
@@ -127,13 +127,13 @@ class JsonFormatter(logging.Formatter):
 
 
 class Flood:
-    """Bounds the lines about failed requests: a disk that is full must not be filled with lines that say so."""
+    """Limits the lines about failed requests: a full disk must not be flooded with lines about it."""
 
     def __init__(self) -> None:
         self._second, self._n = 0, 0
 
     def allows(self) -> bool:
-        """Return whether one more line may be written this second; say how many of the last were left out."""
+        """Return whether one more line may be written this second; log how many were left out before."""
         second = int(time.monotonic())
         if second != self._second:
             left_out, self._second, self._n = self._n - MOST_A_SECOND, second, 0

@@ -1,4 +1,4 @@
-"""Figures for Prometheus. Every process counts its own; whichever ranker is asked adds up those of the whole machine.
+"""Metrics for Prometheus. Every process counts its own; any ranker returns the sums of the whole machine.
 
 The processes of ``fedres serve`` share a folder for this (``PROMETHEUS_MULTIPROC_DIR``), named before the import.
 """
@@ -9,6 +9,7 @@ import math
 import os
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -32,7 +33,7 @@ snapshots = Counter("fedres_snapshots", "Snapshots written.")
 
 
 class _Tally:
-    """Requests of one kind that are counted here, and not yet where all processes can see them."""
+    """Requests of one kind counted in this process, and not yet in the memory that all processes share."""
 
     __slots__ = ("_counter", "_histogram", "buckets", "seconds")
 
@@ -59,7 +60,7 @@ _tallies: dict[tuple[str, str, int], _Tally] = {}
 
 
 def count_request(path: str, method: str, status: int, seconds: float) -> None:
-    """Count a request that took so long; other processes see it after ``flush_requests``: shared memory is slow."""
+    """Count a request of so many seconds; other processes see it after ``flush_requests``: shared memory is slow."""
     tally = _tallies.get((path, method, status))
     if tally is None:
         tally = _tallies[path, method, status] = _Tally(path, method, status)
@@ -68,62 +69,47 @@ def count_request(path: str, method: str, status: int, seconds: float) -> None:
 
 
 def flush_requests() -> None:
-    """Let all processes see what was counted."""
+    """Move the counts to the memory that all processes share."""
     for tally in _tallies.values():
         if any(tally.buckets):
             tally.flush()
 
 
-LOOP_FIGURES = {  # name of the gauge: (name of the metric, whether it only grows, help)
-    "model_version": ("fedres_model_version", False, "Position in the log up to which the models have learned."),
-    "ranks": ("fedres_decisions", True, "Decisions made."),
-    "waiting_events": ("fedres_waiting_events", False, "Pending events."),
-    "waiting_bytes": ("fedres_waiting_bytes", False, "Bytes of memory that pending events take."),
-    "early_events": ("fedres_early_events", False, "Events with a reward that are not decided yet."),
-    "users": ("fedres_users", False, "Users with a personal model."),
-    "learned_events": ("fedres_learned_events", True, "Events learned from, including default rewards."),
-    "rewarded_events": ("fedres_rewarded_events", True, "Events learned from with a reward that arrived."),
-    "reward_sum": ("fedres_reward_sum", False, "Sum of all rewards learned from."),
-    "policy_reward": ("fedres_policy_reward", False, "Mean reward of the events learned from."),
-    "provisional_reward": (
-        "fedres_provisional_reward",
-        False,
-        "Mean reward if every pending event ends with the default reward.",
-    ),
-    "baseline_reward": (
-        "fedres_baseline_reward",
-        False,
-        "Estimated mean reward, had the first action been taken each time.",
-    ),
-    "reward_lag_seconds": ("fedres_reward_lag_seconds", False, "Mean time from a decision to its reward."),
-    "learner_lag_records": ("fedres_learner_lag_records", False, "Records in the log that are not learned yet."),
-    "learner_lag_seconds": ("fedres_learner_lag_seconds", False, "Age of the oldest record not learned yet."),
-    "apprentice_events": ("fedres_apprentice_events", True, "Decisions made as an apprentice."),
-    "apprentice_agreement": (
-        "fedres_apprentice_agreement",
-        False,
-        "Share of an apprentice's decisions in which the policy agreed.",
-    ),
-    "learned_uploads": ("fedres_learned_uploads", True, "Device uploads learned from."),
-    "control_events": ("fedres_control_events", True, "Events of control groups with a reward, default or not."),
-    "control_reward": ("fedres_control_reward", False, "Mean reward of control groups."),
-    "passed_over_uploads": ("fedres_passed_over_uploads", True, "Device uploads stored but ignored by the learner."),
-    "feedback": ("fedres_feedback", True, "Feedback on actions that the service did not choose; in no other figure."),
-    "late_rewards": ("fedres_late_rewards", True, "Rewards that arrived after the wait time; they do not count."),
-    "unmatched_rewards": (
-        "fedres_unmatched_rewards",
-        True,
-        "Rewards without an event, or beyond 1,000 for one; they do not count.",
-    ),
-    "catalogue_actions": ("fedres_catalogue_actions", False, "Actions in the catalogue."),
-    "catalogue_bytes": ("fedres_catalogue_bytes", False, "Bytes of ids and features in the catalogue."),
-    "shared_model_bytes": ("fedres_shared_model_bytes", False, "Bytes of the shared model in each ranker."),
-    "events_since": (
-        "fedres_events_since_seconds",
-        False,
-        "Time of the oldest event if older ones were removed, in seconds since 1970; else 0.",
-    ),
+LOOP_FIGURES = {  # by name in the status; a metric has the same name behind fedres_, but for RENAMED
+    "model_version": "Position in the log up to which the models have learned.",
+    "ranks": "Decisions made.",
+    "waiting_events": "Pending events.",
+    "waiting_bytes": "Bytes of memory that pending events take.",
+    "early_events": "Events with a reward that are not decided yet.",
+    "users": "Users with a personal model.",
+    "learned_events": "Events learned from, including default rewards.",
+    "rewarded_events": "Events learned from with a reward that arrived.",
+    "reward_sum": "Sum of all rewards learned from.",
+    "policy_reward": "Mean reward of the events learned from.",
+    "provisional_reward": "Mean reward if every pending event ends with the default reward.",
+    "baseline_reward": "Estimated mean reward, had the first action been taken each time.",
+    "reward_lag_seconds": "Mean time from a decision to its reward.",
+    "learner_lag_records": "Records in the log that are not learned yet.",
+    "learner_lag_seconds": "Age of the oldest record not learned yet.",
+    "apprentice_events": "Decisions made as an apprentice.",
+    "apprentice_agreement": "Share of an apprentice's decisions in which the policy agreed.",
+    "learned_uploads": "Device uploads learned from.",
+    "control_events": "Events of control groups with a reward, default or not.",
+    "control_reward": "Mean reward of control groups.",
+    "passed_over_uploads": "Device uploads stored but ignored by the learner.",
+    "feedback": "Feedback on actions that the service did not choose; in no other figure.",
+    "late_rewards": "Rewards that arrived after the wait time; they do not count.",
+    "unmatched_rewards": "Rewards without an event, or beyond 1,000 for one; they do not count.",
+    "catalogue_actions": "Actions in the catalogue.",
+    "catalogue_bytes": "Bytes of ids and features in the catalogue.",
+    "shared_model_bytes": "Bytes of the shared model in each ranker.",
+    "events_since": "Time of the oldest event if older ones were removed, in seconds since 1970; else 0.",
 }
+RENAMED = {"ranks": "decisions", "events_since": "events_since_seconds"}
+COUNTERS = (  # these only grow
+    *("ranks", "learned_events", "rewarded_events", "apprentice_events", "control_events", "feedback"),
+    *("learned_uploads", "passed_over_uploads", "late_rewards", "unmatched_rewards"),
+)
 LOG_FIGURES = {  # name in the status: (name of the metric, help)
     "bytes": ("fedres_log_bytes", "Size of the log on its disk."),
     "records": ("fedres_log_records", "Records in the log."),
@@ -132,23 +118,20 @@ LOG_FIGURES = {  # name in the status: (name of the metric, help)
     "disk_bytes": ("fedres_disk_bytes", "Size of the disk with this machine's files."),
 }
 NO_FIGURES: Mapping[str, float | None] = {}
+Gauges = Mapping[str, Mapping[str, float]]  # by loop and name
 Family = CounterMetricFamily | GaugeMetricFamily
 
 
 class _Machine:
-    """The figures of loops and of processes, read when somebody asks."""
+    """The metrics of loops and processes, read on request."""
 
-    def __init__(
-        self,
-        loops: Mapping[str, Mapping[str, float]],
-        processes: Iterable[Mapping[str, object]],
-        log: Mapping[str, float | None],
-    ) -> None:
+    def __init__(self, loops: Gauges, processes: Iterable[Mapping[str, Any]], log: Mapping[str, float | None]) -> None:
         self._loops, self._processes, self._log = loops, processes, log
 
     def collect(self) -> Iterator[Family]:
-        for name, (metric, grows, text) in LOOP_FIGURES.items():
-            family: Family = (CounterMetricFamily if grows else GaugeMetricFamily)(metric, text, labels=["loop"])
+        for name, text in LOOP_FIGURES.items():
+            kind = CounterMetricFamily if name in COUNTERS else GaugeMetricFamily
+            family: Family = kind(f"fedres_{RENAMED.get(name, name)}", text, labels=["loop"])
             for loop, gauges in self._loops.items():
                 family.add_metric([loop], float(gauges.get(name, math.nan)))
             yield family
@@ -159,18 +142,16 @@ class _Machine:
         up = GaugeMetricFamily("fedres_process_up_seconds", "Age of a process.", labels=["role", "pid"])
         restarts = CounterMetricFamily("fedres_process_restarts", "Restarts of a process.", labels=["role", "number"])
         for process in self._processes:
-            up.add_metric([str(process["role"]), str(process["pid"])], float(str(process["uptime_seconds"])))
-            restarts.add_metric([str(process["role"]), str(process["number"])], float(str(process["restarts"])))
+            up.add_metric([process["role"], str(process["pid"])], process["uptime_seconds"])
+            restarts.add_metric([process["role"], str(process["number"])], process["restarts"])
         yield up
         yield restarts
 
 
 def text(
-    loops: Mapping[str, Mapping[str, float]],
-    processes: Iterable[Mapping[str, object]] = (),
-    log: Mapping[str, float | None] = NO_FIGURES,
+    loops: Gauges, processes: Iterable[Mapping[str, Any]] = (), log: Mapping[str, float | None] = NO_FIGURES
 ) -> bytes:
-    """Return all figures of the machine as Prometheus reads them."""
+    """Return all metrics of the machine in Prometheus's text format."""
     registry = CollectorRegistry()
     registry.register(_Machine(loops, processes, log))
     if FOLDER in os.environ:

@@ -1,10 +1,10 @@
-"""Named outcomes: a loop's reward as a formula over what came of an event. The formula is parsed, never run as code.
+"""Named outcomes: a loop's reward as a formula over the outcomes of an event. It is parsed, never run as code.
 
     sum     = product (("+" | "-") product)*
     product = sign (("*" | "/") sign)*
     sign    = "-" sign | number | name | ("min" | "max") "(" sum ("," sum)* ")" | "(" sum ")"
 
-An outcome that did not come is 0, one that came several times is the sum. A division by 0 is 0.
+A missing outcome is 0, repeated outcomes are added up. A division by 0 is 0.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LONGEST, DEEPEST, MOST_OUTCOMES = 500, 30, 20
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 TOKEN = re.compile(r"\s*(\d+\.?\d*(?:[eE][+-]?\d+)?|[A-Za-z_]\w*|[-+*/(),])", re.ASCII)
 FUNCTIONS: dict[str, Callable[..., float]] = {"min": min, "max": max}
-MARK = "\0"  # in front of the key of an outcome's record, which no reward's id may begin with
+MARK = "\0"  # prefix of the key of an outcome's record; no reward's id may begin with it
 
 Values = Mapping[str, float]
 Part = Callable[[Values], float]
@@ -123,7 +123,7 @@ def formula_of(text: str) -> Formula:
 
 
 def check_outcomes(windows: Mapping[str, float], formula: str | None, wait_time: float) -> None:
-    """Refuse outcomes that no formula could use, windows that are longer than the wait time, and unknown names."""
+    """Refuse outcomes that no formula can use, windows longer than the wait time, and unknown names."""
     if bool(windows) != (formula is not None):
         raise ValueError("outcomes must come with a formula, and a formula with outcomes")
     if len(windows) > MOST_OUTCOMES:
@@ -144,7 +144,7 @@ def outcome_key(name: str, key: str) -> str:
 
 
 def outcome_name(key: str) -> str | None:
-    """Return the outcome that a record is about, None for a plain reward."""
+    """Return the name of the outcome of a record, None for a plain reward."""
     return key[1:].partition(MARK)[0] if key.startswith(MARK) else None
 
 

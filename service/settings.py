@@ -8,30 +8,32 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import msgspec
 
 from fedres import checks
+from fedres.draws import event_draw
+from fedres.event_ids import LONGEST_ID
 from fedres.policies import HOSTED, POLICIES
 from fedres.scoring.federated import dense_learner, takes_residuals
 from fedres.scoring.model import LEARNING_RATE
-from service.control_group import Control
 from service.errors import ApiError
-from service.hints import hint
+from service.hints import complaint
 from service.outcomes import Guardrail, check_outcomes
 
 LARGEST_REWARD = 1e9
-NARROWEST_RANGE = 1e-9  # of rewards, also relative to the larger end
+NARROWEST_RANGE = 1e-9  # least width of a reward range, also relative to its larger end
 DEFAULT_LOOP = "default"  # the loop of paths that name none
 LONGEST_WAIT = 366 * 86_400.0
 LONGEST_RETENTION = 100 * 366 * 86_400.0
+LONGEST_REASON = 1_000  # characters of why a control group is held
 LONGEST_ANNOTATIONS = 20_000  # characters, all together
 MOST_BITS = 24  # of AdaGrad, whose steps touch few weights
-FIXED = ("model", "global_learner", "hyperparameters", "bits")  # from the making of a loop on
+FIXED = ("model", "global_learner", "hyperparameters", "bits")  # cannot change after a loop's creation
 
 
 class ModelSettings(NamedTuple):
-    """What a model makes of settings."""
+    """How a model uses settings."""
 
-    policy: str  # the one that it has by default
+    policy: str  # the default
     has_widths: bool = False  # whether it knows how unsure scores are, as some policies need
-    takes: tuple[str, ...] = ()  # settings that only models that name them take
+    takes: tuple[str, ...] = ()  # settings that only some models use
 
 
 MODELS = {  # a model is a line here and the module of ``service.models`` with its name
@@ -50,6 +52,42 @@ else:
 
 Learner = Literal["fedres-adagrad", "fedres-sgd", "fedogd", "ofedavg", "ofediq", "fedomd", "fedsea", "dynamic-fedavg"]
 Combine = Literal["mean", "trimmed-mean", "median"]
+
+
+class Control(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A control group: users whose decisions a baseline makes. Any change of it begins a new experiment."""
+
+    share: float = 0.0  # of users, or of events without a user; 0 is no experiment
+    # The caller's first action, any with the same chance, or the shared model as it was when the experiment began.
+    baseline: Literal["first", "uniform", "pinned"] = "first"
+    pinned: int | None = None  # position of that model in the log; None pins the current model
+    experiment: str = "experiment 1"  # its name, which also decides who is in the group
+    learn: bool | None = None  # whether models learn from the group; None: unless the baseline is first
+    hold: str | None = None  # why the baseline decides for everybody, or None; set by an admin or a guardrail
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.share <= 0.95:
+            raise ValueError(f"control.share must be in [0, 0.95], got {self.share}")
+        if not 1 <= len(self.experiment) <= LONGEST_ID:
+            raise ValueError(f"control.experiment must have 1 to {LONGEST_ID} characters, got {len(self.experiment)}")
+        if self.hold is not None and not 1 <= len(self.hold) <= LONGEST_REASON:
+            raise ValueError(f"control.hold must have 1 to {LONGEST_REASON} characters, got {len(self.hold)}")
+        if self.pinned is not None and (self.baseline != "pinned" or self.pinned < 1):
+            raise ValueError("control.pinned must be the position of a model, and null unless the baseline is 'pinned'")
+        if self.learn and self.baseline == "first":
+            raise ValueError("control.learn must be false for the baseline 'first', whose actions are not drawn")
+
+    @property
+    def learns(self) -> bool:
+        return self.baseline != "first" and self.learn is not False
+
+    def has(self, name: str) -> bool:
+        """Return whether a user, or an event without one, is in the group; the result never changes."""
+        return self.share > 0 and event_draw(f"{self.experiment}\0{name}") < self.share
+
+    def decides_for(self, name: str) -> bool:
+        """Return whether the baseline decides for a user, or for an event without one."""
+        return bool(self.hold) or self.has(name)
 
 
 class Defences(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -94,7 +132,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     apprentice: bool = False
     crosses: bool = True  #: A weight for every pair of a context and an action feature; false for adagrad only.
     personal: bool = True  #: One model per user beside the shared one.
-    update_interval: float = 0.025  #: Minimum seconds between two publications of the models.
+    #: Minimum seconds between two publications of the models; large ones are published less often, up to every 0.5 s.
+    update_interval: float = 0.025
     global_learner: Learner = "fedres-adagrad"  #: adagrad: learner of the shared model; fixed.
     hyperparameters: dict[str, float | int | None] = {}  #: adagrad: of that learner; fixed.
     bits: int = 18  #: adagrad: 2^bits shared weights; fixed.
@@ -114,7 +153,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             checks.not_negative("gamma", self.gamma)
         checks.positive("learning_rate", self.learning_rate)
         _within("learning_rate", self.learning_rate, 0, 1e6)
-        _range(self.reward_range)
+        low, high = self.reward_range
+        if not -LARGEST_REWARD <= low < high <= LARGEST_REWARD:
+            message = f"reward_range must be two rising numbers within ±{LARGEST_REWARD:g}, got {low}, {high}"
+            raise ValueError(message)
         _within("wait_time", self.wait_time, 0.001, LONGEST_WAIT)
         if self.default_reward is not None:
             _within("default_reward", self.default_reward, *self.reward_range)
@@ -130,11 +172,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise ValueError(f"timing must be 'on-arrival' for {self.global_learner}, got 'aligned'")
         _hyperparameters(self)
         _suits_model(self)
-        _annotations(self.annotations)
+        size = sum(len(name) + len(text) for name, text in self.annotations.items())
+        if size > LONGEST_ANNOTATIONS:
+            raise ValueError(f"annotations must have at most {LONGEST_ANNOTATIONS} characters, got {size}")
 
     @property
     def greed(self) -> float:
-        """γ of the squarecb policies for one reward, in units of the rewards' range for the optimistic one."""
+        """γ of the SquareCB policies after one reward, in units of the reward range for the optimistic one."""
         default = HOSTED[str(self.policy)].get("gamma", HOSTED["squarecb"]["gamma"])
         return float(default if self.gamma is None else self.gamma)
 
@@ -144,12 +188,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return 1 << self.bits if self.has_effect("bits") else 0
 
     def has_effect(self, name: str) -> bool:
-        """Return whether the loop's model looks at a setting."""
+        """Return whether the loop's model uses a setting."""
         return name in MODELS[self.model].takes or not any(name in model.takes for model in MODELS.values())
 
     @property
     def has_widths(self) -> bool:
-        """Whether the model knows how unsure scores are; then devices say so of theirs, and fetch it as a whole."""
+        """Whether scores have standard deviations; then devices report theirs too, and fetch the whole model."""
         return MODELS[self.model].has_widths
 
     @property
@@ -169,28 +213,19 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 def read_settings(fields: dict[str, Any]) -> Settings:
-    """Return settings from plain values, those that are missing at their defaults."""
+    """Return settings from plain values; missing ones get their defaults."""
     try:
         settings = msgspec.convert(fields, Settings)
     except msgspec.ValidationError as error:
-        message, _, place = str(error).partition(" - at `$")
-        named = _named(message)  # before the hint, which names others
-        message += hint(message, place, Settings)
-        target = place.strip("`.") or named
-        raise ApiError(
-            422, "invalid_settings", f"{target}: {message}" if place.strip("`.") else message, target
-        ) from None
-    _wide_enough(settings.reward_range)
-    return settings
-
-
-def _wide_enough(span: tuple[float, float]) -> None:
-    """Refuse a range that arithmetic cannot tell from a point; a loop that has one in the log is still read."""
-    low, high = span
+        message, place = complaint(error, Settings)
+        message = f"{place}: {message}" if place else message
+        raise ApiError(422, "invalid_settings", message, place or _named(str(error))) from None
+    low, high = settings.reward_range
     least = NARROWEST_RANGE * max(1.0, abs(low), abs(high))
-    if high - low < least:
+    if high - low < least:  # arithmetic cannot tell it from a point; a loop that has one in the log is still read
         message = f"reward_range must be at least {least:g} wide, got {low}, {high}: send rewards in another unit"
         raise ApiError(422, "invalid_settings", message, "reward_range")
+    return settings
 
 
 def _named(message: str) -> str | None:
@@ -212,7 +247,7 @@ def _hyperparameters(settings: Settings) -> None:
 
 
 def _suits_model(settings: Settings) -> None:
-    """Refuse what would have no effect."""
+    """Refuse settings without effect on the loop's model."""
     model = MODELS[settings.model]
     if POLICIES[str(settings.policy)].needs_widths and not model.has_widths:
         raise ValueError(f"policy must not be {settings.policy!r} for model {settings.model!r}, which knows no widths")
@@ -222,25 +257,13 @@ def _suits_model(settings: Settings) -> None:
             raise ValueError(f"{name} must be {default!r} for model {settings.model!r}, got {value!r}")
 
 
-_MODEL_DEFAULTS: dict[str, Any] = {  # of settings that not all models take
+_MODEL_DEFAULTS: dict[str, Any] = {  # of settings that only some models use
     field.name: field.default_factory() if callable(field.default_factory) else field.default
     for field in msgspec.structs.fields(Settings)
     if any(field.name in model.takes for model in MODELS.values())
 }
 
 
-def _annotations(annotations: dict[str, str]) -> None:
-    size = sum(len(name) + len(text) for name, text in annotations.items())
-    if size > LONGEST_ANNOTATIONS:
-        raise ValueError(f"annotations must have at most {LONGEST_ANNOTATIONS} characters, got {size}")
-
-
 def _within(name: str, value: float, least: float, most: float) -> None:
     if not (math.isfinite(value) and least <= value <= most):
         raise ValueError(f"{name} must be in [{least:g}, {most:g}], got {value}")
-
-
-def _range(span: tuple[float, float]) -> None:
-    low, high = span
-    if not -LARGEST_REWARD <= low < high <= LARGEST_REWARD:
-        raise ValueError(f"reward_range must be two rising numbers within ±{LARGEST_REWARD:g}, got {low}, {high}")

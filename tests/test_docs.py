@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import typer
 
+from service import metrics
 from service.app import create_app
 from service.cli import app
 from service.rank.quotas import Quotas
@@ -114,6 +115,7 @@ def test_the_page_of_errors_has_no_code_that_does_not_exist(made):
 
 def test_the_page_of_metrics_has_every_metric(made):
     named = set(re.findall(r'"(fedres_\w+)"', (ROOT / "service" / "metrics.py").read_text(encoding="utf-8")))
+    named |= {f"fedres_{metrics.RENAMED.get(name, name)}" for name in metrics.LOOP_FIGURES}
     shown = re.findall(r"^\| `(fedres_\w+)` \| \S", made.metrics_page(), flags=re.MULTILINE)
     assert {name.removesuffix("_total") for name in shown} == named
 

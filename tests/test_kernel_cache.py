@@ -41,6 +41,33 @@ def test_a_kernel_follows_those_it_calls(tmp_path, decorator):
     assert [played(), played()] == [["22", "0"], ["22", "1"]]
 
 
+PAIR = """
+from typing import NamedTuple
+
+class {name}(NamedTuple):
+    left: int
+    right: int
+"""
+SUM = """
+from fedres.compiling import kernel
+
+@kernel
+def total(pair):
+    return pair.left + pair.right
+"""
+
+
+def test_a_cache_whose_types_are_gone_is_not_read(tmp_path):
+    package = tmp_path / "parts"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "total.py").write_text(SUM)
+    code = "import parts.pair; from parts.total import total; print(total(parts.pair.{}(1, 2)))"
+    for name in ("Pair", "Two"):
+        (package / "pair.py").write_text(PAIR.format(name=name))
+        assert run([sys.executable, "-c", code.format(name)], cwd=tmp_path, check=True).stdout == "3\n"
+
+
 def test_processes_that_compile_at_once_do_not_mix_up_their_code(tmp_path):
     package = tmp_path / "parts"
     package.mkdir()

@@ -1,7 +1,7 @@
 """Compile what most tests call, once: pytest's processes find it in numba's cache, else each would compile it.
 
-``compile_kernels.py service`` compiles what the service and bandits with its model need, ``experiments`` the rest;
-without a word, all.
+``compile_kernels.py service`` compiles what the service, and bandits and devices with its model need, ``experiments``
+the rest; without a word, all.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ import numpy as np
 from bandits import FederatedBandit, arms, rows
 from fedres import LinearLearner, Quantizer
 from fedres.decisions.constants import START_EVENTS
-from fedres.decisions.federated_kalman import DeviceKalman, Example
+from fedres.decisions.federated_kalman import DeviceKalman, KalmanExample
 from fedres.decisions.residual_kalman import request_of
 from service.cli import app
 from service.roles.warm_up import warm_up
@@ -52,25 +52,25 @@ def quantize():
     quantizer.variance(vector)
 
 
-def service():
-    warm_up()
-    decide_and_learn("optimistic-squarecb")  # the same model, and most of it is compiled by now
-
-
 def learn_on_a_device():
     """Begin a device's model, which takes sixteen examples, and let it learn and decide."""
-    device, row = DeviceKalman(), Example(*(np.ones(2, t) for t in (np.uint32, np.float32, np.uint32)), 1, 1, 1.0)
+    device, row = DeviceKalman(), KalmanExample(*(np.ones(2, t) for t in (np.uint32, np.float32, np.uint32)), 1, 1, 1.0)
     device.relearn(None, [row] * START_EVENTS)
     device.part(row)
     device.learn(row)
     device.predict(request_of(([1], [1.0]), [([1], [1.0], [1])]), 1)
 
 
+def service():
+    warm_up()
+    decide_and_learn("optimistic-squarecb")  # this and devices have the same model: most of it is compiled by now
+    learn_on_a_device()
+
+
 def experiments():
     for policy in ("epsilon-greedy", "linucb"):
         decide_and_learn(policy)
     learn_alone()
-    learn_on_a_device()
     quantize()
     with tempfile.TemporaryDirectory() as cache, open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
         os.environ["XDG_CACHE_HOME"] = cache

@@ -92,7 +92,7 @@ class Columns:
         return ", ".join(said)
 
 
-class Decisions:
+class TableDecisions:
     """The decisions of a table, as objects of a JSON lines log.
 
     Without ``actions``, they are those that the table has in its column of actions.

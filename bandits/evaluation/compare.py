@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bandits.evaluation.columns import Columns
-from bandits.evaluation.drawing import draw
 from bandits.evaluation.estimators import ESTIMATORS, MODEL_FREE, SELF_NORMALISED, Sample, sample
-from bandits.evaluation.intervals import Interval, Kind, interval, widest
+from bandits.evaluation.intervals import Interval, IntervalKind, interval, widest
 from bandits.evaluation.online import hosted_policy, is_online, play
 from bandits.evaluation.policies import Policy, Rewards, policy_name, target_probabilities
 from bandits.evaluation.reward_model import crossfit_rewards
@@ -74,8 +73,24 @@ class Evaluation:
         return pandas.DataFrame.from_records([asdict(row) for row in self.rows])
 
     def plot(self, axes: Any = None) -> Any:
-        """Draw the intervals on ``axes`` of matplotlib, or on new ones; return them."""
-        return draw(self, axes)
+        """Draw the intervals on ``axes`` of matplotlib, or on new ones, beside the log's own; return them."""
+        from matplotlib import pyplot
+
+        if axes is None:
+            _, axes = pyplot.subplots(figsize=(7, 1.2 + 0.3 * len(self.rows)))
+        logging = self.rows[0]
+        axes.axvspan(logging.low, logging.high, color="tab:gray", alpha=0.15, linewidth=0)
+        axes.axvline(logging.value, color="tab:gray", linewidth=1)
+        colours: dict[str, str] = {}
+        for place, row in enumerate(self.rows):
+            colour = colours.setdefault(row.policy, f"C{len(colours)}" if place else "tab:gray")
+            axes.hlines(place, row.low, row.high, color=colour)
+            axes.plot(row.value, place, "o", color=colour, markersize=4)
+        axes.set_yticks(range(len(self.rows)), [f"{row.policy}, {row.estimator}" for row in self.rows])
+        axes.invert_yaxis()
+        axes.set_xlabel(f"mean reward, {self.level:.0%} intervals")
+        axes.grid(axis="x", alpha=0.3)
+        return axes
 
     def _repr_html_(self) -> str:
         low, high = self.reward_range
@@ -157,7 +172,7 @@ def evaluate(
     )
     data = _loaded(log, default_reward, columns, progress)
     users = data.users() if by_user else np.arange(len(data))
-    kind = Kind(level, time_uniform, _reward_range(data.reward, reward_range), users)
+    kind = IntervalKind(level, time_uniform, _reward_range(data.reward, reward_range), users)
     rows = _rows(data, policies, estimators, kind, n_folds, progress)
     read = (len(data), data.n_without_reward, data.default_reward)
     return Evaluation(tuple(rows), *read, level, time_uniform, kind.n_users, kind.reward_range)
@@ -193,7 +208,12 @@ def _reward_range(reward: Array, reward_range: tuple[float, float] | None) -> tu
 
 
 def _rows(
-    log: Log, policies: Sequence[str | Policy], estimators: Sequence[str], kind: Kind, n_folds: int, progress: Progress
+    log: Log,
+    policies: Sequence[str | Policy],
+    estimators: Sequence[str],
+    kind: IntervalKind,
+    n_folds: int,
+    progress: Progress,
 ) -> list[Row]:
     """Return the row of the logging policy and those of the others, which share one reward model if any needs it."""
     rewards = cache(lambda: crossfit_rewards(log, n_folds))
@@ -205,7 +225,7 @@ def _rows(
     return rows
 
 
-def _logging_row(log: Log, kind: Kind) -> Row:
+def _logging_row(log: Log, kind: IntervalKind) -> Row:
     n, ends = len(log), kind.reward_range
     seen, could_be = plain_rewards(log.reward), plain_rewards(np.array(ends))
     mean = float(log.reward.mean())
@@ -217,7 +237,7 @@ def _logging_row(log: Log, kind: Kind) -> Row:
 
 
 def _target(
-    log: Log, policy: str | Policy, estimators: Sequence[str], kind: Kind, rewards: Rewards, progress: Progress
+    log: Log, policy: str | Policy, estimators: Sequence[str], kind: IntervalKind, rewards: Rewards, progress: Progress
 ) -> tuple[Array, Array]:
     """Return a policy's probabilities of all pairs, and the rewards that are expected of them."""
     if is_online(policy):
@@ -227,7 +247,7 @@ def _target(
 
 
 def _policy_rows(
-    log: Log, policy: str | Policy, estimators: Sequence[str], kind: Kind, expected: tuple[Array, Array]
+    log: Log, policy: str | Policy, estimators: Sequence[str], kind: IntervalKind, expected: tuple[Array, Array]
 ) -> list[Row]:
     target, predicted = expected
     s = sample(
@@ -257,7 +277,7 @@ def _policy_rows(
 
 
 def _intervals(
-    estimator: str, estimate: float, s: Sample, kind: Kind, sides: tuple[Cut, Cut]
+    estimator: str, estimate: float, s: Sample, kind: IntervalKind, sides: tuple[Cut, Cut]
 ) -> tuple[Interval, Interval]:
     """Return the value of a policy, and its difference to the logging policy."""
     seen, could_be = map(without_model, sides) if estimator in MODEL_FREE else sides

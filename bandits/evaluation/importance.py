@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from fedres.checks import Array
-from fedres.scoring.flattening import FeatureError, Limits, flatten
+from fedres.scoring.flattening import FeatureError, FeatureLimits, flatten
 
 QUARTILES = (0.25, 0.5, 0.75)
 CONTEXT, ACTION = "context", "action"
@@ -66,7 +66,7 @@ def names_in(row: dict[str, Any]) -> set[tuple[str, str]]:
 def _flat(features: Any) -> list[tuple[str, Any]]:
     """Return names and values; a string is the value of its name."""
     try:
-        named = flatten(msgspec.json.encode(features), Limits())
+        named = flatten(msgspec.json.encode(features), FeatureLimits())
     except FeatureError:  # logged under other limits
         return []
     return [(one.field, one.value if one.name == one.field else one.name[len(one.field) + 1 :]) for one in named]

@@ -47,7 +47,7 @@ class Terms(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class IntervalKind:
     """Which interval is wanted."""
 
     level: float
@@ -59,7 +59,7 @@ class Kind:
         if not 0 < self.level < 1:
             raise ValueError(f"level must be in (0, 1), got {self.level}")
 
-    def looks(self) -> Sequence[Kind]:
+    def looks(self) -> Sequence[IntervalKind]:
         """Return the kinds whose widest interval is wanted.
 
         Those for one look count users if they are few, and cut weights. So with few events a time-uniform interval
@@ -73,7 +73,7 @@ class Kind:
 
 
 def interval(
-    terms: Callable[[float], tuple[Terms, Terms]], value: float, span: tuple[float, float], kind: Kind
+    terms: Callable[[float], tuple[Terms, Terms]], value: float, span: tuple[float, float], kind: IntervalKind
 ) -> Interval:
     """Return ``value`` with the limits of θ, which lies in ``span``.
 
@@ -96,7 +96,7 @@ def widest(intervals: Iterable[Interval]) -> Interval:
     return Interval(value[0], min(low), max(high))
 
 
-def _limit(seen: Terms, possible: Terms, top: float, kind: Kind) -> float:
+def _limit(seen: Terms, possible: Terms, top: float, kind: IntervalKind) -> float:
     n_events, seen = seen.a.size, seen.by(kind.user)
     if kind.time_uniform:
         return upper_limit(seen, possible, top, time_uniform(kind.level, kind.n_users))

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn, cast
 
-from bandits.evaluation.columns import Columns, Decisions
+from bandits.evaluation.columns import Columns, TableDecisions
 from bandits.evaluation.sources import TABLE_ENDINGS, Progress, Source, ignore_progress, is_table, open_source
 from bandits.evaluation.values import (
     action_features,
@@ -74,7 +74,7 @@ def read_events(log: Any, columns: Columns = NO_COLUMNS, progress: Progress = ig
 
 
 def _table_events(source: Source, columns: Columns, progress: Progress) -> Iterator[LoggedEvent]:
-    decisions = Decisions(source, columns)
+    decisions = TableDecisions(source, columns)
     for row, cells in decisions.rows(progress):
         try:
             yield from_record(decisions.record(row, cells))
@@ -169,16 +169,15 @@ def _from_dsjson(record: dict[str, Any]) -> LoggedEvent:
         chosen=chosen,
         probability=logged_probability("_label_probability", record.get("_label_probability")),
         reward=None if cost is None else -cost,
-        probabilities=_dsjson_probabilities(record, len(actions)),
+        probabilities=dsjson_probabilities(record.get("p"), record.get("a"), len(actions)),
         time=record.get("Timestamp"),
         model_version=as_object("VWState", record.get("VWState") or {}).get("m"),
     )
 
 
-def _dsjson_probabilities(record: dict[str, Any], n_actions: int) -> tuple[float, ...] | None:
+def dsjson_probabilities(values: object, order: object, n_actions: int) -> tuple[float, ...] | None:
     """Return ``p`` in the order of the actions: it is written in the order of ``a``, positions from 1."""
-    p = _maybe_probabilities("p", record.get("p"), n_actions)
-    order = record.get("a")
+    p = _maybe_probabilities("p", values, n_actions)
     if p is None or order is None:
         return p
     positions = [_position("a", position, n_actions) for position in nonempty_list("a", order)]

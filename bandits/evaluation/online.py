@@ -25,7 +25,7 @@ import numpy as np
 from bandits.evaluation.sources import Progress
 from bandits.evaluation.table import Log, SparseRows
 from fedres.checks import Array
-from fedres.decisions.kalman_state import Request
+from fedres.decisions.kalman_state import KalmanRequest
 from fedres.decisions.residual_kalman import NO_MODEL, ResidualKalman, events_of
 from fedres.policies import HOSTED, Compiled, Policy, checked_probabilities, option_names, policy_class
 from fedres.policies import policy as make_policy
@@ -113,7 +113,7 @@ class _Requests:
         self._ids, self._id_field = _hashes([f"_id={name}" for name in log.action_ids]), _hashes(["_id"])
         self._offers: dict[bytes, Rows] = {}  # catalogues repeat
 
-    def of(self, i: int) -> Request:
+    def of(self, i: int) -> KalmanRequest:
         offered = slice(self._log.offsets[i], self._log.offsets[i + 1])
         key = self._log.action[offered].tobytes() + self._log.feature_row[offered].tobytes()
         if key not in self._offers:
@@ -122,7 +122,7 @@ class _Requests:
             self._offers[key] = self._offer(offered)
         context, (*actions, sizes) = self._context.row(i), self._offers[key]
         hashes, values, fields = (np.concatenate(pair) for pair in zip(context, actions, strict=True))
-        return Request(hashes, values, fields, context[0].size + sizes)
+        return KalmanRequest(hashes, values, fields, context[0].size + sizes)
 
     def _offer(self, offered: slice) -> Rows:
         codes, rows = self._log.action[offered], self._log.feature_row[offered]

@@ -7,12 +7,12 @@ import sys
 from functools import lru_cache
 from typing import Any
 
-from fedres.scoring.flattening import Limits, flatten_tree
+from fedres.scoring.flattening import FeatureLimits, flatten_tree
 
 SUM_TOLERANCE = 1e-3  # probabilities are written with few digits
 
 
-LOGGED = Limits(features=10**9, depth=100, name=10**9, number=sys.float_info.max, arrays_of_objects=True)
+LOGGED = FeatureLimits(features=10**9, depth=100, name=10**9, number=sys.float_info.max, arrays_of_objects=True)
 
 
 def flatten(name: str, value: Any) -> dict[str, float]:

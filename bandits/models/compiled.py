@@ -157,7 +157,7 @@ def learn_and_decide(
 
 
 class AdaGradModel:
-    """``Model`` of the three schemes; personal models of 16 bytes a feature, 8 where nothing is shared.
+    """``BanditModel`` of the three schemes; personal models of 16 bytes a feature, 8 where nothing is shared.
 
     ``dims`` are the shared and the private weights, and ``stride`` is that of the private actions.
     """

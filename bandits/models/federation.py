@@ -59,7 +59,7 @@ def free(learner: Any) -> None:
 
 
 class FederationModel(Predicting):
-    """``Model`` of "fedres" and, without ``make``, of "central", for at most ``capacity`` clients at a time.
+    """``BanditModel`` of "fedres" and, without ``make``, of "central", for at most ``capacity`` clients at a time.
 
     Clients of some learners bring personal models of their own, which take the place of ``make``'s.
     """
@@ -131,7 +131,7 @@ class FederationModel(Predicting):
 
 
 class AloneModel(Predicting):
-    """``Model`` of "independent": every client has a learner, and nothing is shared."""
+    """``BanditModel`` of "independent": every client has a learner, and nothing is shared."""
 
     version, reusable = 0, True
 

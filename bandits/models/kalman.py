@@ -16,7 +16,7 @@ from bandits.actions import Actions
 from bandits.models.protocol import SCHEMES, Predicting, Prediction, Sample
 from fedres import checks
 from fedres.checks import Array
-from fedres.decisions.kalman_state import Events, Request
+from fedres.decisions.kalman_state import Events, KalmanRequest
 from fedres.decisions.residual_kalman import NO_MODEL, ResidualKalman
 from fedres.scoring.flattening import feature_hash
 
@@ -24,7 +24,7 @@ Row = tuple[Array, Array, Array, int]  # hashes, values and fields of an example
 
 
 class KalmanModel(Predicting):
-    """``Model`` of the three schemes: shared and personal parts, one model for all, or a model for each client.
+    """``BanditModel`` of the three schemes: shared and personal parts, one model for all, or a model for each client.
 
     A reward is learned ``delay`` rounds after its own. A slot has the words of a personal model, or a model.
     """
@@ -124,7 +124,7 @@ class KalmanModel(Predicting):
         )
 
 
-def request_of(actions: Actions) -> Request:
+def request_of(actions: Actions) -> KalmanRequest:
     """Return actions as the model's requests have them; the constant of ``arms`` is the model's own.
 
     A 0 in a row is no feature, as in an array of JSON.
@@ -132,11 +132,11 @@ def request_of(actions: Actions) -> Request:
     n, _, indices, values, stride = actions
     if stride:
         hashes, fields, starts, ones = _arms(values.shape[1] - 1, n)
-        return Request(hashes, np.concatenate([values[0, :-1].astype(np.float32), ones]), fields, starts)
+        return KalmanRequest(hashes, np.concatenate([values[0, :-1].astype(np.float32), ones]), fields, starts)
     values = np.broadcast_to(values, (n, values.shape[1]))
     hashes = np.broadcast_to(_hashes(actions.dim)[indices], values.shape)[values != 0]
     starts = np.cumsum([0, *np.count_nonzero(values, axis=1)], dtype=np.int64)
-    return Request(hashes, values[values != 0].astype(np.float32), hashes, starts)
+    return KalmanRequest(hashes, values[values != 0].astype(np.float32), hashes, starts)
 
 
 def row_of(actions: Actions, action: int) -> Row:

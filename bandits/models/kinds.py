@@ -15,7 +15,7 @@ from bandits.models.adagrad import SLOWER
 from bandits.models.compiled import AdaGradModel
 from bandits.models.kalman import KalmanModel
 from bandits.models.least_squares import LeastSquaresModel
-from bandits.models.protocol import SCHEMES, Model
+from bandits.models.protocol import SCHEMES, BanditModel
 from fedres import checks
 from fedres.global_learners.base import Setting
 from fedres.local_learners.protocol import LocalLearner
@@ -46,7 +46,7 @@ class Kind(ABC):
         checks.one_of("scheme", self.scheme, SCHEMES)
 
     @abstractmethod
-    def start(self, shared: Actions, private: Actions) -> Model:
+    def start(self, shared: Actions, private: Actions) -> BanditModel:
         """Return an empty model for actions like these."""
 
 
@@ -63,7 +63,7 @@ class Kalman(Kind):
         super().__post_init__()
         checks.whole("delay", self.delay, least=0)
 
-    def start(self, shared: Actions, private: Actions) -> Model:
+    def start(self, shared: Actions, private: Actions) -> BanditModel:
         return KalmanModel(self.scheme, self.delay)
 
 
@@ -87,7 +87,7 @@ class LinearUCB(Kind):
         LinUCB(ridge=self.ridge, half_life=self.half_life)  # which checks them
         checks.whole("delay", self.delay, least=0)
 
-    def start(self, shared: Actions, private: Actions) -> Model:
+    def start(self, shared: Actions, private: Actions) -> BanditModel:
         return LeastSquaresModel(self.scheme, shared, private, self.ridge, self.delay, self.half_life)
 
 
@@ -110,7 +110,7 @@ class AdaGrad(Kind):
         check_rates(self.rates)
         checks.whole("delay", self.delay, least=0)
 
-    def start(self, shared: Actions, private: Actions) -> Model:
+    def start(self, shared: Actions, private: Actions) -> BanditModel:
         rates = self.rates or default_rates(shared, private)
         return AdaGradModel(self.scheme, (shared.dim, private.dim), private.stride, rates, self.delay)
 
@@ -161,7 +161,7 @@ class Federated(Kind):
         delays = self.uplink_delay, self.downlink_delay
         return sum(map(int, delays)) if all(np.ndim(delay) == 0 for delay in delays) else None  # type: ignore[arg-type]
 
-    def start(self, shared: Actions, private: Actions) -> Model:
+    def start(self, shared: Actions, private: Actions) -> BanditModel:
         from bandits.models.federation import AloneModel, FederationModel
         from fedres.local_learners.paced import Paced
         from fedres.local_learners.trusted import Trusted

@@ -241,7 +241,7 @@ def predict_all(
 
 
 class LeastSquaresModel(Predicting):
-    """``Model`` of the three schemes that knows how uncertain it is.
+    """``BanditModel`` of the three schemes that knows how uncertain it is.
 
     Where every action has weights of its own (``arms``), each is a problem of its own ("block").
     """

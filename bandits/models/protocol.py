@@ -24,7 +24,7 @@ Choice = tuple[int, float, Array, Array | None]  # the action, its probability, 
 Prediction = tuple[Array, Array | None]  # expected rewards, and standard deviations where the model knows any
 
 
-class Model(Protocol):
+class BanditModel(Protocol):
     """The shared and the personal models of clients, who have numbers ("slots") here."""
 
     def join(self, slot: int) -> None:
@@ -60,7 +60,7 @@ class Model(Protocol):
 
 
 @runtime_checkable
-class Stored(Model, Protocol):
+class Stored(BanditModel, Protocol):
     """A model whose state is plain arrays and the messages under way (``waiting``): it can be saved and compared."""
 
     version: int
@@ -97,7 +97,7 @@ class Predicting(ABC):
 
 
 def decide_by(
-    policy: Policy, model: Model, slot: int, shared: Actions, private: Actions, allowed: Array | None, drawn: Draw
+    policy: Policy, model: BanditModel, slot: int, shared: Actions, private: Actions, allowed: Array | None, drawn: Draw
 ) -> Choice:
     """Do so by a policy that compiled code does not know."""
     means, widths = model.predict(slot, shared, private)

@@ -2,7 +2,7 @@
 
 ``Client`` and ``AsyncClient`` ask a service for decisions (``hosted/``). ``DeviceClient`` and ``AsyncDeviceClient``
 decide on the device: they keep private features and a model there, and upload residuals only. Of those, ``device.py``
-decides and learns, ``syncing.py`` says what to send and what an answer means, ``store.py`` is the device's SQLite file.
+decides and learns, ``syncing.py`` is the protocol with the service, ``store.py`` is the device's SQLite file.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first asked for: VW, numba and httpx take a second of processor time."""
+    """Import a public name on first use: VW, numba and httpx take a second of processor time."""
     if name not in _HOME:
         raise AttributeError(f"module 'fedres.client' has no attribute {name!r}")
     return getattr(load(f"fedres.client.{_HOME[name]}"), name)

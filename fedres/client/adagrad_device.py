@@ -1,4 +1,4 @@
-"""A device of a loop with ``adagrad``: its local model takes steps, which its journal has."""
+"""A device of a loop with ``adagrad``: its local model takes steps, which are written to a journal."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import numpy as np
 from fedres.client.choosing import Round
 from fedres.client.device import Device, Scored, bounded, short
 from fedres.client.local import LEARNERS, Step, local_example, read_example
-from fedres.client.models import LOCAL, MODEL, OUTCOME, Entry, Models, Rewarded, rebuilt, replaced
+from fedres.client.models import LOCAL, MODEL, OUTCOME, AdaGradModels, JournalEntry, Rewarded, rebuilt, replaced
 from fedres.client.offers import Offer
 from fedres.scoring.model import expand
 
 
-class Waiting(msgspec.Struct, array_like=True, frozen=True):
+class WaitingDecision(msgspec.Struct, array_like=True, frozen=True):
     """A decision until its reward comes."""
 
     context: bytes
@@ -32,10 +32,10 @@ class AdaGradDevice(Device):
 
     model = "adagrad"
     learners = LEARNERS
-    _models: Models
+    _models: AdaGradModels
 
-    def _read_models(self, kept: str | None) -> Models:
-        return Models(self._store, self._learner, msgspec.json.decode(kept or "{}", type=Round))
+    def _read_models(self, kept: str | None) -> AdaGradModels:
+        return AdaGradModels(self._store, self._learner, msgspec.json.decode(kept or "{}", type=Round))
 
     def _scored(self, offer: Offer, shared_scores: tuple[int, Sequence[float]] | None) -> Scored:
         version, shared = self._shared(offer) if shared_scores is None else shared_scores
@@ -47,7 +47,7 @@ class AdaGradDevice(Device):
         def waiting(k: int) -> bytes:
             name, features = offer.actions[k]
             parts = (offer.context, name, features, version, float(shared[k]))
-            return msgspec.msgpack.encode(Waiting(*parts, examples[k][0].tobytes(), examples[k][1].tobytes()))
+            return msgspec.msgpack.encode(WaitingDecision(*parts, examples[k][0].tobytes(), examples[k][1].tobytes()))
 
         return Scored(version, means, np.zeros(means.size), self.settings.n_learned, waiting)
 
@@ -57,7 +57,7 @@ class AdaGradDevice(Device):
         return self._models.side.version, self._models.shared_scores(offer.context, offer.actions).tolist()
 
     def _reward(self, event_id: str, body: bytes, label: float) -> None:
-        decision = msgspec.msgpack.decode(body, type=Waiting)
+        decision = msgspec.msgpack.decode(body, type=WaitingDecision)
         version, shared = self._shared_now(decision)
         local = bounded(self._models.local_score(read_example(decision.indices, decision.values)))
         released = local if self._privacy is None else self._privacy.release(local, self._rng)
@@ -72,17 +72,23 @@ class AdaGradDevice(Device):
             if self.settings.personal:
                 self._learn_locally(decision, label, shared, local, seq, entries)
 
-    def _shared_now(self, decision: Waiting) -> tuple[int, float]:
-        """Return version and shared part of the newest model, or those of the decision where there is none here."""
+    def _shared_now(self, decision: WaitingDecision) -> tuple[int, float]:
+        """Return version and shared part of the newest model, or those of the decision if no model is downloaded."""
         if not self.download:
             return decision.version, decision.shared
         actions = [(decision.action, decision.features)]
         return self.version, bounded(float(self._models.shared_scores(decision.context, actions)[0]))
 
     def _learn_locally(
-        self, decision: Waiting, label: float, shared: float, local: float, seq: int | None, entries: list[Entry]
+        self,
+        decision: WaitingDecision,
+        label: float,
+        shared: float,
+        local: float,
+        seq: int | None,
+        entries: list[JournalEntry],
     ) -> None:
-        """Learn at once; or, where aligned, take this moment's slope when the shared model has the upload inside."""
+        """Learn at once; if aligned, hold a step with the current slope until the shared model includes the upload."""
         example = (decision.indices, decision.values)
         if self._timing == "immediate" or seq is None:
             entries.append(_step("learn", label, shared, *example))
@@ -93,19 +99,19 @@ class AdaGradDevice(Device):
         self._store.hold(seq, _step("correct", 2 * (prediction - label), 0.0, *example)[1])
 
     def received(self, payload: bytes, version: int) -> None:
-        """Take in a model, whole or what changed of one; an older version replaces a newer: the service went back."""
+        """Apply a model or its changes; an older version also replaces a newer one: the service was restored."""
         with self._turn():
             if version < self.version:
                 self.forget_model()
             with self._as_on_disk(), self._change() as entries:
-                self._models.side.receive(payload)  # now, so that one that is refused is not written down
+                self._models.side.receive(payload)  # before the journal, so that a refused one is not written
                 self._note(MODEL, payload)
                 self._widen(entries)
                 self._release_due(entries)
             self._save_if_grown()
 
     def adopt(self, settings: Round) -> None:
-        """Go on with what the service says of the loop."""
+        """Adopt the loop's settings from the service."""
         with self._turn():
             old, route = self.settings, self.route
             if self.has_settings and not rebuilt(old, settings):
@@ -118,12 +124,12 @@ class AdaGradDevice(Device):
                 uploads = self._store.oldest(self._store.n_queued)
                 self.refused(uploads, f"they are not for the learner {settings.global_learner}")
 
-    def _widen(self, entries: list[Entry]) -> None:
-        """Let joint predictions reach as far as the rewards that the shared model has seen."""
+    def _widen(self, entries: list[JournalEntry]) -> None:
+        """Widen the range of joint predictions to the rewards that the shared model has seen."""
         low, high = self._models.local.label_range
         least, most = self._models.side.reward_range
         entries += [_step("see", bound) for bound in (least, most) if not low <= bound <= high]
 
 
-def _step(kind: str, number: float, offset: float = 0.0, indices: bytes = b"", values: bytes = b"") -> Entry:
+def _step(kind: str, number: float, offset: float = 0.0, indices: bytes = b"", values: bytes = b"") -> JournalEntry:
     return LOCAL, msgspec.msgpack.encode(Step(kind, number, offset, indices, values))

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 
 class AsyncDeviceClient:
-    """What ``DeviceClient`` is, for ``async with``, which waits for the first model and begins syncs in the background.
+    """``DeviceClient`` for ``async with``, which waits for the first model and starts syncs in the background.
 
-    To make one reads its folder at once; from then on models and disk are worked on in threads, and the event loop
-    never waits for them.
+    The constructor reads its folder; later work on models and disk happens in threads, and the event loop never waits
+    for it.
     """
 
     def __init__(
@@ -87,16 +87,16 @@ class AsyncDeviceClient:
         return decision
 
     async def reward(self, event_id: Id, value: float) -> None:
-        """Learn what a decision earned; it is on the disk when this returns."""
+        """Learn the reward of a decision; it is on the disk when this returns."""
         await asyncio.to_thread(self._device.reward, event_id, value)
 
     async def sync(self) -> Synced:
-        """Exchange uploads for the newest model now, trying again after failures."""
+        """Upload, and fetch the newest model, now; retry after failures."""
         async with self._syncing:
             return await self._sync(TRIES)
 
     def status(self) -> Status:
-        """Return how many decisions and uploads wait, and what troubles the syncs."""
+        """Return the numbers of waiting decisions and uploads, and the last trouble of the syncs."""
         return self._device.status()
 
     async def close(self) -> None:
@@ -143,7 +143,7 @@ class AsyncDeviceClient:
             self._link.failed(error)
 
     async def _wait(self, seconds: float) -> bool:
-        """Wait so long, or until the device is closed; return whether it is."""
+        """Wait ``seconds``, or until the device is closed; return whether it is closed."""
         try:
             await asyncio.wait_for(self._closing.wait(), seconds)
         except TimeoutError:
@@ -151,7 +151,7 @@ class AsyncDeviceClient:
         return True
 
     async def _drive(self, flow: Flow[Any], seconds: float = math.inf) -> Any:
-        """Do what a flow asks for, and return what it comes to; an answer may take so long."""
+        """Carry out a flow's requests and return its result; each reply may take ``seconds``."""
         answer: Answer | Failure | None = None
         while True:
             step = await asyncio.to_thread(advance, flow, answer)

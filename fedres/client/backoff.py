@@ -22,11 +22,11 @@ class Backoff:
         self.failures = 0  # in a row
 
     def failed(self, retry_after: float = 0.0) -> float:
-        """Count a failure; return how many seconds to wait, never less than the service asked for."""
+        """Count a failure; return the seconds to wait, at least the ``retry_after`` of the service."""
         bound = min(self._longest, self._first * 2.0 ** min(self.failures, 60))
         self.failures += 1
         return max(retry_after, self._rng.uniform(0.0, bound))
 
     def worked(self) -> None:
-        """Start anew with short waits."""
+        """Start again with short waits."""
         self.failures = 0

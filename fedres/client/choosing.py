@@ -1,4 +1,4 @@
-"""From scores to an action, with the loop's settings as the service says them."""
+"""From scores to an action, by the loop's settings from the service."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedres.scoring.model import LEARNING_RATE
 
 
 class Round(msgspec.Struct, frozen=True, kw_only=True):
-    """What GET round says of a loop, and what holds before it was asked."""
+    """A loop's settings in the reply of GET round, with defaults until the first reply."""
 
     model: str = "adagrad"
     global_learner: str = "fedres-adagrad"
@@ -36,7 +36,7 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def probabilities(scores: Array, widths: Array, allowed: Array, settings: Round, n_learned: int) -> Array:
-    """Return what each action is drawn with after this many rewards, exactly as the service would."""
+    """Return each action's probability after ``n_learned`` rewards, exactly as the service would."""
     chances = np.empty(scores.size)
     explore(loop_rule(settings), 0, n_learned, scores, widths, allowed, chances)
     return chances

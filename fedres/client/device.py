@@ -1,4 +1,4 @@
-"""The device without the network: it decides, learns, and keeps what is to be uploaded."""
+"""The device without the network: it decides, learns, and queues uploads."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fedres.checks import Array
 from fedres.client import wire
 from fedres.client.choosing import Round, choose, probabilities
 from fedres.client.inputs import Id, number
-from fedres.client.models import ACKNOWLEDGED, LOCAL, MODEL, Acknowledged, DeviceModels, Entry
+from fedres.client.models import ACKNOWLEDGED, LOCAL, MODEL, Acknowledged, DeviceModels, JournalEntry
 from fedres.client.offers import Offer, checked_name
 from fedres.client.store import DeviceStore, Queued
 from fedres.local_learners.vw import vowpal_wabbit
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from fedres.client.privacy import Privacy
 
 TIMINGS = ("immediate", "aligned")
-LARGEST = 1e9  # of what the service takes as a label or a part of a score
+LARGEST = 1e9  # label or part of a score that the service accepts
 WARN_SECONDS = 60.0  # between two warnings of the same kind
 
 log = logging.getLogger("fedres.client")
@@ -38,7 +38,7 @@ log = logging.getLogger("fedres.client")
 
 @dataclass(frozen=True, slots=True)
 class DeviceDecision:
-    """What a device decided; ``model_version`` 0 says that no shared model took part."""
+    """A device's decision; ``model_version`` 0 means without a shared model."""
 
     event_id: str
     action: Any  # the id as the caller gave it: a str, an int or a UUID
@@ -49,7 +49,7 @@ class DeviceDecision:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """How a device is."""
+    """The status of a device."""
 
     model_version: int
     waiting: int  # decisions without a reward
@@ -59,21 +59,21 @@ class Status:
 
 
 class Scored(NamedTuple):
-    """What the models say of an offer."""
+    """The models' scores for an offer."""
 
     version: int
     means: Array
     widths: Array
-    n_learned: int  # rewards, which say how greedy the policy is
+    n_learned: int  # rewards, on which exploration depends
     waiting: Callable[[int], bytes]  # what to keep of an action until its reward comes
 
 
 class Device(ABC):
-    """All of a device but the network; safe for threads. ``clock`` is the time of day in seconds."""
+    """A device without the network; thread safe. ``clock`` is the time of day in seconds."""
 
     model: str  # that loops must have
     learners: tuple[str, ...]
-    fetches_first = False  # whether a burst of uploads is made for the newest model
+    fetches_first = False  # whether to fetch the newest model before a burst of uploads
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class Device(ABC):
         self.client, self.loop, self.download = client, loop, download
         self.lock = threading.RLock()
         self.trouble: str | None = None
-        self.shared_version = 0  # the newest that a service without downloads told of
+        self.shared_version = 0  # the newest version reported by the service, if models are not downloaded
         self._timing, self._privacy, self._queue_limit = timing, privacy, queue_limit
         self._clock, self._rng = clock, rng or np.random.default_rng()
         self._warned = -math.inf
@@ -118,7 +118,7 @@ class Device(ABC):
                     self._store.keep(name, value)
                 elif kept != value:
                     raise ValueError(f"{name} must be {kept!r}, whose folder this is, got {value!r}")
-        # Numbers go on from the time of day: a folder that was restored from a copy does not use any a second time.
+        # Numbers start from the time of day, so that a folder restored from a copy reuses none.
         self._seq = max(self._store.last_seq(), int(self._clock() * 1000))
         self._learner = learner
         self._models = self._read()
@@ -131,7 +131,7 @@ class Device(ABC):
 
     @abstractmethod
     def _read_models(self, kept: str | None) -> DeviceModels:
-        """Return the models as the store has them; ``kept`` are the loop's settings, if they are known."""
+        """Read the models in the store; ``kept`` has the loop's settings, None before the first reply."""
 
     @property
     def settings(self) -> Round:
@@ -139,17 +139,17 @@ class Device(ABC):
 
     @property
     def route(self) -> str:
-        """Where uploads go: residuals or updates."""
+        """The route of uploads: residuals or updates."""
         return self._models.side.route
 
     @property
     def version(self) -> int:
-        """The version of the shared model that decisions are made with, 0 before the first."""
+        """The version of the shared model in decisions, 0 before the first."""
         return self._models.side.version if self.download else self.shared_version
 
     @property
     def tag(self) -> str:
-        """What the service calls the shared model that is here."""
+        """The service's tag of the downloaded shared model."""
         with self._turn():
             return self._models.side.tag
 
@@ -159,7 +159,7 @@ class Device(ABC):
         return self._seq
 
     def status(self) -> Status:
-        """Return how the device is, without waiting for who works with it."""
+        """Return the device's status, without waiting for other threads."""
         self._check_open()
         return Status(self.version, self._store.n_waiting, self._store.n_queued, self.dropped, self.trouble)
 
@@ -187,7 +187,7 @@ class Device(ABC):
 
     @contextlib.contextmanager
     def _turn(self) -> Iterator[None]:
-        """Hold the lock of a device that is open, in the process that opened it."""
+        """Hold the lock; refuse a closed device, or another process than the one that opened it."""
         with self.lock:
             self._check_open()
             yield
@@ -210,12 +210,12 @@ class Device(ABC):
 
     @abstractmethod
     def _scored(self, offer: Offer, shared_scores: tuple[int, Sequence[float]] | None) -> Scored:
-        """Return what the models say of an offer."""
+        """Return the models' scores for an offer."""
 
     # Learning
 
     def reward(self, event_id: Id, value: float) -> None:
-        """Learn the reward of a decision, and queue what is to be uploaded of it."""
+        """Learn the reward of a decision, and queue its upload."""
         event_id = checked_name("event_id", event_id)
         label = self._label(value)
         with self._turn():
@@ -237,7 +237,7 @@ class Device(ABC):
     def _reward(self, event_id: str, body: bytes, label: float) -> None:
         """Learn the reward of a decision that waited with ``body``, and queue an upload."""
 
-    def _enqueue(self, upload: Mapping[str, Any] | None, version: int, entries: list[Entry]) -> int | None:
+    def _enqueue(self, upload: Mapping[str, Any] | None, version: int, entries: list[JournalEntry]) -> int | None:
         """Queue an upload, drop the oldest of too many; return its number."""
         if upload is None:
             return None
@@ -258,7 +258,7 @@ class Device(ABC):
             return self._store.oldest(n)
 
     def sent(self, batch: Sequence[Queued], positions: Sequence[int]) -> None:
-        """Take note of what the service has, and at which positions of its log."""
+        """Record that uploads are stored, and at which positions of the log."""
         with self._turn(), self._change() as entries:
             for upload, position in zip(batch, positions, strict=True):
                 self._store.place(upload.seq, position)
@@ -269,23 +269,23 @@ class Device(ABC):
             self._release_due(entries)
 
     def refused(self, uploads: Sequence[Queued], reason: str) -> None:
-        """Drop uploads that the service will never take."""
+        """Drop uploads that the service will never accept."""
         with self._turn(), self._change() as entries:
             self._drop([upload.seq for upload in uploads], entries)
         log.warning("%d uploads are dropped, which the service refuses: %s", len(uploads), reason)
 
     @abstractmethod
     def received(self, payload: bytes, version: int) -> None:
-        """Take in a model that was downloaded."""
+        """Apply a downloaded model."""
 
     def note_version(self, version: int) -> None:
-        """Take note of a version that the service answered with, on a device that does not download it."""
+        """Record the version in a reply of the service, on a device that does not download models."""
         with self._turn(), self._change() as entries:
             self.shared_version = version
             self._release_due(entries)
 
     def forget_model(self) -> None:
-        """Start from version 0 again: the service does not know the versions that this device knows."""
+        """Start from version 0 again: the service does not have the versions of this device."""
         with self._turn():
             with self._change() as entries:
                 self._release(self._store.due(2**62), entries)
@@ -294,15 +294,15 @@ class Device(ABC):
 
     @abstractmethod
     def adopt(self, settings: Round) -> None:
-        """Go on with what the service says of the loop."""
+        """Adopt the loop's settings from the service."""
 
     def give_version(self, version: int, *, to_all: bool) -> None:
-        """Say of queued uploads that they were made with ``version``: of those made before any was known, or of all."""
+        """Set the version of queued uploads: of those made before the first version, or of all."""
         with self._turn(), self._store.transaction():
             self._store.renumber(version, only_unknown=not to_all)
 
     def _rebuild(self, settings: Round, *, keep_side: bool) -> None:
-        """Make the models anew for other settings: the local one as it is, the shared side if it is of use."""
+        """Reopen the models with other settings: the local one unchanged, the shared side if it still fits."""
         with self._store.transaction():
             self._models.save()
             if not keep_side:
@@ -319,9 +319,9 @@ class Device(ABC):
             self._models.save()
 
     @contextlib.contextmanager
-    def _change(self) -> Iterator[list[Entry]]:
-        """Write and commit the journal entries that are added to the list, then do what they say."""
-        entries: list[Entry] = []
+    def _change(self) -> Iterator[list[JournalEntry]]:
+        """Commit the journal entries added to the list, then apply them."""
+        entries: list[JournalEntry] = []
         with self._as_on_disk():
             with self._store.transaction():
                 yield entries
@@ -331,13 +331,13 @@ class Device(ABC):
                 self._models.apply(*entry)
 
     def _note(self, kind: str, body: bytes) -> None:
-        """Write down what the models have done already."""
+        """Write a journal entry for a change that the models have made already."""
         self._store.write(kind, body)
         self._models.count(body)
 
     @contextlib.contextmanager
     def _as_on_disk(self) -> Iterator[None]:
-        """Read the models anew if an exception, Ctrl-C too, came between what they and the disk know."""
+        """Read the models again after an exception, such as Ctrl-C, since they may differ from the disk."""
         try:
             yield
         except BaseException:
@@ -348,22 +348,22 @@ class Device(ABC):
         if self._models.grown:
             self._save()
 
-    def _drop(self, seqs: Sequence[int], entries: list[Entry]) -> None:
+    def _drop(self, seqs: Sequence[int], entries: list[JournalEntry]) -> None:
         self.dropped += self._store.dequeue(seqs)
         self._store.keep("dropped", str(self.dropped))
         for seq in seqs:
             self._release(self._store.held(seq), entries)
 
-    def _release_due(self, entries: list[Entry]) -> None:
+    def _release_due(self, entries: list[JournalEntry]) -> None:
         self._release(self._store.due(self.version), entries)
 
-    def _release(self, held: Sequence[tuple[int, bytes]], entries: list[Entry]) -> None:
-        """Let steps that waited happen now."""
+    def _release(self, held: Sequence[tuple[int, bytes]], entries: list[JournalEntry]) -> None:
+        """Take the steps that waited."""
         entries += [(LOCAL, step) for _, step in held]
         self._store.release([seq for seq, _ in held])
 
     def _warn(self, message: str, *values: object) -> None:
-        """Log a warning, once in a while."""
+        """Log a warning, limited in frequency."""
         now = self._clock()
         if abs(now - self._warned) >= WARN_SECONDS:
             self._warned = now
@@ -371,10 +371,10 @@ class Device(ABC):
 
 
 def bounded(part: float) -> float:
-    """Return a part of a score within what the service takes, 0 for one that is no number."""
+    """Return a part of a score, clipped to what the service accepts; 0 for NaN."""
     return min(max(part, -LARGEST), LARGEST) if part == part else 0.0
 
 
 def short(part: float) -> float:
-    """Return the number with the fewest digits that is the same in 32 bits."""
+    """Return the shortest decimal number that is equal in 32 bits."""
     return float(str(np.float32(part)))

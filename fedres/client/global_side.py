@@ -1,4 +1,4 @@
-"""A device's shared side: what it has of the loop's shared model, and what it uploads after a reward.
+"""A device's shared side: its copy of the loop's shared model, and its uploads after rewards.
 
 Two kinds, one protocol (``GlobalSide``). In a loop that takes residuals (fedres-adagrad, fedres-sgd) a device holds
 the newest weights it was sent and uploads triplets; in the others it runs the client half of the loop's learner and
@@ -37,50 +37,50 @@ from fedres.scoring.sealing import checksum, model_tag
 Route = Literal["residuals", "updates"]
 
 
-class Outcome(NamedTuple):
-    """What a device knows of one of its decisions once it is rewarded."""
+class RewardedDecision(NamedTuple):
+    """A device's rewarded decision."""
 
-    context: Any  # as JSON values: what the shared model saw, nothing private
+    context: Any  # as JSON values: the shared model's features, nothing private
     action: dict[str, Any]  # {"id": ..., "features": {...}}
     example: Example  # the two, hashed and expanded
     version: int  # of the shared model at the decision
     shared: float  # its part of the score at the decision
-    local: float  # the local part, as it may be told
+    local: float  # the local part, as it may be uploaded
     label: float
 
 
 class GlobalSide(Protocol):
-    route: Route  # where uploads go
+    route: Route  # of uploads
 
     @property
     def version(self) -> int:
-        """The position of the newest model taken in, 0 before the first: nothing can be uploaded until then."""
+        """The version of the newest model received, 0 before the first: nothing can be uploaded until then."""
 
     @property
     def tag(self) -> str:
-        """What the server calls that model."""
+        """The server's tag of that model."""
 
     @property
     def reward_range(self) -> tuple[float, float]:
-        """The rewards that the server had seen, and 0."""
+        """The range of the rewards that the server had seen, and of 0."""
 
     def scores(self, prepared: Prepared) -> Array:
         """Return the shared part of every action's score."""
 
-    def learn(self, outcome: Outcome) -> dict[str, Any] | None:
-        """Take in a reward; return what to upload (all but ``seq``), if anything."""
+    def learn(self, outcome: RewardedDecision) -> dict[str, Any] | None:
+        """Learn a reward; return the upload (without ``seq``), if any."""
 
     def acknowledge(self, upload: Mapping[str, Any], position: int) -> None:
-        """Note that an upload is in the log: models of at least this version have it inside."""
+        """Record that an upload is in the log: models of at least this version include it."""
 
     def receive(self, payload: bytes) -> None:
-        """Take in a model or the changes since one; what is older than the newest known changes nothing."""
+        """Apply a model or the changes since one; older versions than the newest received are ignored."""
 
     def to_bytes(self) -> bytes:
-        """Return all that a fresh side must be told to go on."""
+        """Return the state from which a new side can continue."""
 
     def restore(self, state: bytes) -> None:
-        """Become what wrote ``state``."""
+        """Restore the side that wrote ``state``."""
 
 
 def global_side(
@@ -91,7 +91,7 @@ def global_side(
     timing: str = "on-arrival",
     number: int | None = None,
 ) -> ResidualSide | LearnerSide:
-    """Return the side for a loop as GET federated/round describes it; ``number`` is the client's, where it has one."""
+    """Return the side for a loop in the terms of GET federated/round; ``number`` is the client's, if it has one."""
     if takes_residuals(name):
         return ResidualSide(bits, aligned=timing == "aligned")
     if number is None:
@@ -105,7 +105,7 @@ class ResidualSide:
     route: Route = "residuals"
 
     def __init__(self, bits: int, *, aligned: bool = False) -> None:
-        self.aligned = aligned  # then the shared part at the decision is told too
+        self.aligned = aligned  # if so, uploads have the shared part at the decision too
         self._copy = _Copy(bits)
 
     @property
@@ -127,12 +127,12 @@ class ResidualSide:
     def scores(self, prepared: Prepared) -> Array:
         return score(prepared, self.weights)[0]
 
-    def learn(self, outcome: Outcome) -> dict[str, Any] | None:
+    def learn(self, outcome: RewardedDecision) -> dict[str, Any] | None:
         fields = {name: getattr(outcome, name) for name in ("version", "context", "action", "local", "label")}
         return {**fields, "global": outcome.shared} if self.aligned else fields
 
     def acknowledge(self, upload: Mapping[str, Any], position: int) -> None:
-        """Change nothing: what was uploaded is in no part of this side."""
+        """Do nothing: this side keeps no uploads."""
 
     def receive(self, payload: bytes) -> None:
         self._copy.receive(payload)
@@ -147,8 +147,8 @@ class ResidualSide:
 class LearnerSide:
     """The client half of a loop's learner for one client; a round t is a reward that it learned from.
 
-    A model holds this client's uploads up to the last one that was acknowledged at a position up to the model's
-    version, and other clients' up to the round ``newest`` that comes with the model.
+    A model includes this client's uploads up to the last one acknowledged at a position up to the model's version, and
+    other clients' uploads up to the round ``newest`` in the model's metadata.
     """
 
     route: Route = "updates"
@@ -156,7 +156,7 @@ class LearnerSide:
     def __init__(self, wire: Wire, number: int) -> None:
         self.wire, self.number = wire, number
         self.t = 0  # rewards learned from
-        self.covered = 0  # the last round of ours that is inside the model
+        self.covered = 0  # the last round of this client that the model includes
         self._client = wire.learner.client([number])
         self._copy = _Copy(wire.bits)
         self._acknowledged: list[tuple[int, int]] = []  # round and position of uploads not yet inside
@@ -175,14 +175,14 @@ class LearnerSide:
 
     @property
     def weights(self) -> Array:
-        """What this client predicts with: the shared model and, of some learners, progress of its own."""
+        """The weights of predictions: the shared model and, with some learners, the client's own progress."""
         weights: Array = self._client.weights(self.t + 1)[0]
         return weights.astype(np.float32)
 
     def scores(self, prepared: Prepared) -> Array:
         return score(prepared, self.weights)[0]
 
-    def learn(self, outcome: Outcome) -> dict[str, Any] | None:
+    def learn(self, outcome: RewardedDecision) -> dict[str, Any] | None:
         features = as_features(outcome.example, self.wire.bits)
         up = self._client.observe(self.t + 1, features[None], np.array([outcome.local]), np.array([outcome.label]))
         self.t += 1
@@ -223,16 +223,16 @@ class LearnerSide:
 
 
 class OtherModelError(ValueError):
-    """Changes of a model that this is not: the server's is another's of the same version."""
+    """Changes of another model: the server's model of that version is not this one."""
 
 
 class _Copy:
-    """The shared weights as the server last sent them, and what came with them."""
+    """The shared weights and their metadata, as last sent by the server."""
 
     def __init__(self, bits: int) -> None:
         self.bits = bits
         self.version = 0
-        self.newest = 0  # the last round of any client that is inside
+        self.newest = 0  # the last round of any client that the weights include
         self.reward_range = (0.0, 0.0)
         self.weights: Array = np.zeros(2**bits + 1, dtype=np.float32)
 
@@ -241,7 +241,7 @@ class _Copy:
         return model_tag(self.version, self.weights)
 
     def receive(self, payload: bytes) -> bool:
-        """Take in the weights or changes of safetensors; return whether they are newer than what was known."""
+        """Apply weights or changes in safetensors; return whether they are newer than the current ones."""
         metadata, tensors = _read(payload)
         if metadata.version < self.version:
             return False
@@ -313,7 +313,7 @@ def _read(payload: bytes) -> tuple[_Metadata, dict[str, Array]]:
 
 
 def _client_arrays(client: Any) -> dict[str, Array]:
-    """Return the state of a client half: its version, its arrays and, of FedOMD, progress that was sent."""
+    """Return the state of a client half: its version, its arrays and, for FedOMD, the progress sent."""
     arrays = {f"client.{name}": value for name, value in vars(client).items() if isinstance(value, np.ndarray)}
     arrays["client.version"] = np.array(client.version)
     if isinstance(client, FedOMDClient) and client.sent:

@@ -1,6 +1,6 @@
-"""What callers may pass, turned into what is sent: ids, rewards, features and actions. Errors are raised at the call.
+"""Conversion of callers' ids, rewards, features and actions to what is sent. Errors are raised at the call.
 
-Both kinds of clients, hosted and on devices, use it; ``clients/typescript/inputs.js`` does the same in JavaScript.
+Hosted clients and devices both use it; ``clients/typescript/inputs.js`` does the same in JavaScript.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ FORMS = (
 )
 _DATES = (datetime.date, datetime.time, datetime.timedelta)  # a datetime is a date
 _FIELDS = {"id", "features"}
-_SIMPLE = frozenset({str, int, bool, type(None)})  # JSON has them as they are
+_SIMPLE = frozenset({str, int, bool, type(None)})  # JSON types
 
 
 class Action(NamedTuple):
-    """An action as it is sent, and its id as the caller gave it."""
+    """An action to send, and the caller's own id of it."""
 
     id: str
     features: Features | None  # None: those of the catalogue
@@ -40,7 +40,7 @@ class Action(NamedTuple):
 
 
 def identifier(name: str, value: object) -> str:
-    """Return an id as text: text as it is, whole numbers and UUIDs as ``str`` writes them.
+    """Return an id as text: text unchanged, whole numbers and UUIDs by ``str``.
 
     >>> identifier("user", 42), identifier("user", "anna")
     ('42', 'anna')
@@ -65,7 +65,7 @@ def identifiers(name: str, values: object) -> list[str]:
 
 
 def user_id(value: object) -> str | None:
-    """Return the id of a user; no text is no user, as None is."""
+    """Return the id of a user; "" is no user, like None."""
     return None if value is None else identifier("user", value) or None
 
 
@@ -89,7 +89,7 @@ def number(name: str, value: object) -> float:
 
 
 def features(name: str, value: object) -> dict[str, Any]:
-    """Return features as JSON has them: numbers of NumPy and Decimals as numbers, no NaN, no dates, no bytes."""
+    """Return features in JSON types: numbers of NumPy and Decimals as numbers, no NaN, no dates, no bytes."""
     try:
         if type(value) is dict and _is_plain(value.values()):
             return value
@@ -102,7 +102,7 @@ def features(name: str, value: object) -> dict[str, Any]:
 
 
 def _is_plain(values: Iterable[Any]) -> bool:
-    """Return whether values are JSON's already, as most are: in a request of 500 actions ``_plain`` takes long."""
+    """Return whether all values have JSON types already, as usual: ``_plain`` is slow for 500 actions."""
     for value in values:
         kind = type(value)
         if kind is float:
@@ -138,7 +138,7 @@ def _plain(name: str, value: Any) -> Any:
         )
     if isinstance(value, bytes | bytearray | memoryview):
         raise TypeError(f"{name} must be JSON, got {_shown(value)}: decode bytes to text")
-    if hasattr(value, "tolist"):  # of NumPy and those that are like it
+    if hasattr(value, "tolist"):  # of NumPy and similar libraries
         return _plain(name, value.tolist())
     if isinstance(value, msgspec.Struct) or hasattr(value, "__dataclass_fields__"):
         fields = getattr(value, "__struct_fields__", None) or value.__dataclass_fields__
@@ -147,7 +147,7 @@ def _plain(name: str, value: Any) -> Any:
 
 
 def action_list(actions: Any, *, least: int = 1) -> list[Action]:
-    """Return actions of any of the three forms, at least so many, each id once."""
+    """Return actions in any of the three forms; refuse fewer than ``least``, and repeated ids."""
     if isinstance(actions, Mapping):
         listed = [_action(caller_id, body) for caller_id, body in actions.items()]
     elif isinstance(actions, str | bytes) or not isinstance(actions, Iterable):

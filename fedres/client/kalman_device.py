@@ -1,7 +1,7 @@
-"""A device of a loop with ``residual-kalman``: it keeps its examples, and its model is made of them.
+"""A device of a loop with ``residual-kalman``: it keeps its examples, from which its model is computed.
 
-The model is a function of the shared model that was downloaded last and of the examples in the device's file: first of
-those that there were at the download, then of each that came since. To open a device is to learn them again.
+The model is a function of the last downloaded shared model and of the examples in the device's file: first of those
+that existed at the download, then of each later one. Opening a device learns them again.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from fedres.client.models import MODEL
 from fedres.client.offers import Offer
 from fedres.client.store import DeviceStore, Queued
 from fedres.decisions.constants import START_EVENTS
-from fedres.decisions.federated_kalman import DeviceKalman, Example, Part
+from fedres.decisions.federated_kalman import DeviceKalman, KalmanExample, Part
 from fedres.decisions.kalman_document import Document, read_document
-from fedres.decisions.kalman_state import Request
+from fedres.decisions.kalman_state import KalmanRequest
 from fedres.policies import HOSTED
 from fedres.scoring.features import Hashed, Named, Preparer
 from fedres.scoring.flattening import FeatureError
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
 NAME, POLICY = "residual-kalman", "optimistic-squarecb"
 MOST_EXAMPLES = 2_000  # kept when a model is downloaded; twice as many in between
-RELEARNED = "relearned"  # in the store: the last example there was when all were learned anew
+RELEARNED = "relearned"  # in the store: the last example when all were last learned again
 
 
-class Kept(msgspec.Struct, array_like=True, frozen=True):
-    """An example as the device's file has it."""
+class StoredExample(msgspec.Struct, array_like=True, frozen=True):
+    """An example in the device's file."""
 
     hashes: bytes
     values: bytes
@@ -46,23 +46,23 @@ class Kept(msgspec.Struct, array_like=True, frozen=True):
     n_seen: int
     label: float = 0.0
 
-    def read(self) -> Example:
+    def read(self) -> KalmanExample:
         hashes, fields = (np.frombuffer(bytearray(column), np.uint32) for column in (self.hashes, self.fields))
         values = np.frombuffer(bytearray(self.values), np.float32)
-        return Example(hashes, values, fields, self.n_context, self.n_seen, self.label)
+        return KalmanExample(hashes, values, fields, self.n_context, self.n_seen, self.label)
 
 
-class Waiting(msgspec.Struct, array_like=True, frozen=True):
+class WaitingExample(msgspec.Struct, array_like=True, frozen=True):
     """A decision until its reward comes."""
 
     context: bytes  # JSON, nothing private
     action: str
     features: bytes
-    example: Kept
+    example: StoredExample
 
 
 class KalmanModels:
-    """The two models, made of what is in the store; for one thread at a time."""
+    """The two models, computed from the store; for one thread at a time."""
 
     route: Route = "residuals"
     grown = False  # examples are on the disk one by one
@@ -94,7 +94,7 @@ class KalmanModels:
 
     @property
     def n_learned(self) -> int:
-        """How many rewards are inside of what decides."""
+        """The number of rewards learned by the models that decide."""
         if self._shared is not None and self.document is not None:
             return self.document.metadata.learned
         return self.n_examples if self.model.own is not None else 0
@@ -105,7 +105,7 @@ class KalmanModels:
         return self._shared is None and self.model.own is None and self.n_examples >= START_EVENTS
 
     def relearn(self) -> list[tuple[int, Part]]:
-        """Learn the last examples anew; return what was said of each, by sequence number. Inside a transaction."""
+        """Learn the last examples again; return each one's part, by sequence number. Inside a transaction."""
         self._store.keep_examples(MOST_EXAMPLES)
         rows = read_examples(self._store)
         self.n_examples = len(rows)
@@ -114,8 +114,8 @@ class KalmanModels:
         parts = self.model.relearn(self._shared, [example for _, example in rows])
         return [(seq, part) for (seq, _), part in zip(rows, parts, strict=True)]
 
-    def hashed(self, offer: Offer) -> tuple[Request, int]:
-        """Return an offer's features, hashed, and how many of the context the service may see."""
+    def hashed(self, offer: Offer) -> tuple[KalmanRequest, int]:
+        """Return an offer's hashed features, and how many features of the context the service may see."""
         named = [Named("context", None, offer.context), Named("private", None, offer.own_context)]
         named += [Named(f"actions[{name!r}]", name, features) for name, features in offer.actions]
         rows: list[Hashed] = []
@@ -124,7 +124,7 @@ class KalmanModels:
                 raise row
             rows.append(row)
         seen, *rows = rows
-        request = Request(
+        request = KalmanRequest(
             np.frombuffer(bytearray().join([row.hashes for row in rows]), np.uint32),
             np.frombuffer(bytearray().join([row.values for row in rows]), np.float32),
             np.frombuffer(bytearray().join([row.fields for row in rows]), np.uint32),
@@ -145,8 +145,8 @@ class KalmanModels:
         """Do nothing: there is nothing to free."""
 
 
-def read_examples(store: DeviceStore) -> list[tuple[int, Example]]:
-    return [(seq, msgspec.msgpack.decode(body, type=Kept).read()) for seq, body in store.examples()]
+def read_examples(store: DeviceStore) -> list[tuple[int, KalmanExample]]:
+    return [(seq, msgspec.msgpack.decode(body, type=StoredExample).read()) for seq, body in store.examples()]
 
 
 class KalmanDevice(Device):
@@ -180,13 +180,13 @@ class KalmanDevice(Device):
             name, features = offer.actions[k]
             mine = slice(request.starts[k], request.starts[k + 1])
             hashes, values, fields = (column[:first].tobytes() + column[mine].tobytes() for column in request[:3])
-            kept = Kept(hashes, values, fields, first, n_seen)
-            return msgspec.msgpack.encode(Waiting(offer.context, name, features, kept))
+            kept = StoredExample(hashes, values, fields, first, n_seen)
+            return msgspec.msgpack.encode(WaitingExample(offer.context, name, features, kept))
 
         return Scored(models.version, prediction.means, prediction.widths, models.n_learned, waiting)
 
     def _reward(self, event_id: str, body: bytes, label: float) -> None:
-        decision, models = msgspec.msgpack.decode(body, type=Waiting), self._models
+        decision, models = msgspec.msgpack.decode(body, type=WaitingExample), self._models
         kept = msgspec.structs.replace(decision.example, label=label)
         example = kept.read()
         action = {"id": decision.action, "features": msgspec.Raw(decision.features)}
@@ -204,7 +204,7 @@ class KalmanDevice(Device):
                 models.model.learn(example)
 
     def _said(self, part: Part) -> dict[str, Any]:
-        """Return what an upload says of the own part. What is to be private is told alone, and as noisy as it is."""
+        """Return an upload's fields about the own part; with privacy, a noisy prediction and a fixed variance."""
         span = self._models.model.span
         if self._privacy is not None:
             released = self._privacy.release(bounded(part.mean * span), self._rng)
@@ -216,7 +216,7 @@ class KalmanDevice(Device):
         }
 
     def received(self, payload: bytes, version: int) -> None:
-        """Take in a model: all that was learned here is learned again beside it, and what waits is said anew."""
+        """Apply a model: learn all examples again beside it, and rewrite waiting uploads."""
         with self._turn(), self._as_on_disk():
             document = read_document(payload)
             if document.metadata.tag == self.tag:
@@ -225,7 +225,7 @@ class KalmanDevice(Device):
                 self._store.save(MODEL, payload)
                 self._models.document = document
                 parts = dict(self._models.relearn())
-                if self._privacy is None:  # what was released once is not released again
+                if self._privacy is None:  # released predictions are not released again
                     for upload in self._store.oldest(self._store.n_queued):
                         if upload.seq in parts:
                             self._store.rewrite(self._said_anew(upload, parts[upload.seq], document.metadata.version))
@@ -246,6 +246,6 @@ class KalmanDevice(Device):
 
 
 def _spread(privacy: Privacy, span: float) -> float:
-    """Return a variance that tells nothing of the device: that of the noise, and what the part can be at most."""
+    """Return a variance that reveals nothing about the device: that of the noise plus the largest possible part's."""
     clip, scale = privacy.clip or span, privacy.scale or 0.0
     return clip**2 + (scale**2 if privacy.noise == "gaussian" else 2 * scale**2)

@@ -15,14 +15,14 @@ from fedres.local_learners.vw import VWLearner
 from fedres.scoring.model import Example
 
 LEARNERS = ("vw", "linear")
-BITS = 18  # of the local weights
+BITS = 18  # 2^18 local weights
 
-_LAST = 2**BITS - 1  # VWLearner keeps this weight to itself
+_LAST = 2**BITS - 1  # reserved by VWLearner
 _CONSTANT = 11650396 & _LAST  # and VW this one, for its constant
 
 
 class Step(msgspec.Struct, array_like=True, frozen=True):
-    """One change of a local model, as it is written down before it is made."""
+    """One change of a local model, written to the journal before it is made."""
 
     kind: str  # learn, correct or see
     number: float  # the label; of correct the slope
@@ -32,7 +32,7 @@ class Step(msgspec.Struct, array_like=True, frozen=True):
 
 
 class LocalModel:
-    """What a device has learned for itself; each change is one ``Step``, so that steps can be replayed to the bit."""
+    """A device's own model; each change is one ``Step``, so that steps can be replayed to the bit."""
 
     def __init__(self, learner: str, learning_rate: float, state: bytes | None = None) -> None:
         checks.one_of("learner", learner, LEARNERS)
@@ -64,7 +64,7 @@ class LocalModel:
             self._model.correct(example, step.number)
 
     def get_state(self) -> bytes:
-        """Return all that was learned."""
+        """Return the state of the model."""
         return zlib.compress(self._model.get_state(), 1)
 
     def close(self) -> None:

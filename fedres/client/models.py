@@ -1,7 +1,7 @@
-"""A device's two models, its own and its side of the shared one: as they were saved last, and the journal since then.
+"""A device's two models, its own and its side of the shared one: their last saved state, and the journal since then.
 
-Whatever changes a model is written to the journal first. To open a device is to replay it, so an end at any moment
-loses nothing and resumes to the bit.
+Every change of a model is written to the journal first. Opening a device replays it, so an end at any moment loses
+nothing, and the models resume to the bit.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import msgspec
 
 from fedres.checks import Array
 from fedres.client.choosing import Round
-from fedres.client.global_side import GlobalSide, Outcome, Route, global_side
+from fedres.client.global_side import GlobalSide, RewardedDecision, Route, global_side
 from fedres.client.local import LocalModel, Step
 from fedres.client.store import DeviceStore
 from fedres.scoring.features import Prepared, Preparer
@@ -23,18 +23,18 @@ MOST_STEPS = 1_000  # journal entries between two savings
 MOST_BYTES = 8_000_000
 
 LOCAL, MODEL, OUTCOME, ACKNOWLEDGED = "local", "model", "outcome", "acknowledged"  # the kinds of journal entries
-Entry = tuple[str, bytes]
+JournalEntry = tuple[str, bytes]
 
 
 class Rewarded(msgspec.Struct, array_like=True, frozen=True):
-    """What the shared side is told of a reward."""
+    """A reward for the shared side."""
 
     context: bytes  # JSON, nothing private
     action: str
     features: bytes
     version: int
     shared: float
-    local: float  # as it may be told
+    local: float  # as it may be uploaded
     label: float
 
 
@@ -44,7 +44,7 @@ class Acknowledged(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Side(Protocol):
-    """The shared model as the device has it."""
+    """The device's side of the shared model."""
 
     @property
     def route(self) -> Route: ...
@@ -55,7 +55,7 @@ class Side(Protocol):
 
 
 class DeviceModels(Protocol):
-    """What a device asks of its models, of whichever kind."""
+    """The interface of a device's models, of any kind."""
 
     settings: Round
 
@@ -69,8 +69,8 @@ class DeviceModels(Protocol):
     def close(self) -> None: ...
 
 
-class Models:
-    """Both models and what prepares their features; for one thread at a time."""
+class AdaGradModels:
+    """Both models and the preparation of features; for one thread at a time."""
 
     def __init__(self, store: DeviceStore, learner: str, settings: Round) -> None:
         self._store = store
@@ -90,7 +90,7 @@ class Models:
         return self._preparer.prepare(context, actions)
 
     def apply(self, kind: str, body: bytes) -> None:
-        """Do what an entry of the journal says."""
+        """Apply an entry of the journal."""
         if kind == LOCAL:
             self.local.apply(msgspec.msgpack.decode(body, type=Step))
         elif kind == MODEL:
@@ -107,11 +107,11 @@ class Models:
         self._unsaved_bytes += len(body)
 
     def learn(self, rewarded: Rewarded) -> dict[str, object] | None:
-        """Tell the shared side of a reward; return what to upload."""
+        """Pass a reward to the shared side; return the upload."""
         action = {"id": rewarded.action, "features": msgspec.Raw(rewarded.features)}
         example = self.example(rewarded.context, rewarded.action, rewarded.features)
         values = (rewarded.version, rewarded.shared, rewarded.local, rewarded.label)
-        return self.side.learn(Outcome(msgspec.Raw(rewarded.context), action, example, *values))
+        return self.side.learn(RewardedDecision(msgspec.Raw(rewarded.context), action, example, *values))
 
     def example(self, context: bytes, action: str, features: bytes) -> Example:
         """Return the shared features of one action."""
@@ -131,7 +131,7 @@ class Models:
         return self._unsaved >= MOST_STEPS or self._unsaved_bytes >= MOST_BYTES
 
     def save(self) -> None:
-        """Replace journal by models; inside a transaction."""
+        """Save the models and clear the journal; inside a transaction."""
         self._store.save(LOCAL, self.local.get_state())
         self._store.save(MODEL, self.side.to_bytes())
         self._store.clear_journal()
@@ -142,7 +142,7 @@ class Models:
 
 
 def make_side(settings: Round) -> GlobalSide:
-    """Return a fresh shared side; before a client has its number, one that knows nothing and sends residuals."""
+    """Return a new shared side; before a client has its number, an empty one for residuals."""
     name = settings.global_learner
     if settings.number is None and not takes_residuals(name):
         return global_side("fedres-adagrad", settings.bits)
@@ -150,12 +150,12 @@ def make_side(settings: Round) -> GlobalSide:
 
 
 def rebuilt(old: Round, new: Round) -> bool:
-    """Return whether models must be made anew for other settings: features, rates or rules differ."""
+    """Return whether the models must be rebuilt for new settings: features, rates or rules differ."""
     names = ("learning_rate", "crosses", "global_learner", "hyperparameters", "bits", "timing", "number")
     return any(getattr(old, name) != getattr(new, name) for name in names)
 
 
 def replaced(old: Round, new: Round) -> bool:
-    """Return whether the shared side of ``old`` is of no use with ``new``."""
+    """Return whether the shared side of ``old`` cannot be used with ``new``."""
     names = ("crosses", "global_learner", "hyperparameters", "bits", "number")
     return any(getattr(old, name) != getattr(new, name) for name in names)

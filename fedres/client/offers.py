@@ -22,7 +22,7 @@ class Offer:
 
     event_id: str
     context: bytes  # what the service may see
-    own_context: bytes  # and what it may not see with it
+    own_context: bytes  # that and the private features
     actions: list[tuple[str, bytes]]
     allowed: Array
     caller_ids: list[Any]  # the actions' ids as the caller gave them
@@ -36,7 +36,7 @@ def make_offer(
     exclude: Iterable[Id] = (),
     event_id: Id | None = None,
 ) -> Offer:
-    """Return a request to decide, or say what is wrong with it."""
+    """Return a checked request to decide; raise if it is invalid."""
     event = new_event_id() if event_id is None else checked_name("event_id", event_id)
     excluded = set(identifiers("exclude", exclude))
     listed = action_list(actions)
@@ -50,7 +50,7 @@ def make_offer(
 
 
 def checked_name(name: str, value: object) -> str:
-    """Return an id as text; refuse what cannot be one."""
+    """Return an id as text; refuse an invalid one."""
     text = identifier(name, value)
     if not 1 <= len(text) <= LONGEST_ID:
         raise ValueError(f"{name} must be text of 1 to {LONGEST_ID} characters, got {text!r}")
@@ -62,14 +62,14 @@ def checked_name(name: str, value: object) -> str:
 
 
 def _own_context(context: Features, private: Features | None) -> bytes:
-    """Return the local features as JSON: the context, and the private ones beside it."""
+    """Return the local features as JSON: the context and the private ones."""
     if "private" in context:
         raise ValueError("context must not hold 'private': what is private goes into the argument of that name")
     return _encode("private", context if private is None else {**context, "private": features("private", private)})
 
 
 def _encode(name: str, plain: Features | None) -> bytes:
-    """Return features as JSON; an action that is named by its id alone has none."""
+    """Return features as JSON; an action with only an id has none."""
     try:
         return _to_json(plain or {}).encode()
     except (TypeError, ValueError, RecursionError) as error:

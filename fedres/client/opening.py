@@ -1,4 +1,4 @@
-"""Opens a device by the learner that it has."""
+"""Opens a device of the class for its learner."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedres.client.local import LEARNERS
 
 
 def open_device(folder: str | os.PathLike[str], *, learner: str = NAME, **options: Any) -> Device:
-    """Return a device with the learner that its loop's model asks for."""
+    """Return a device with a learner, which must suit its loop's model."""
     checks.one_of("learner", learner, (NAME, *LEARNERS))
     if learner == NAME:
         return KalmanDevice(folder, **options)

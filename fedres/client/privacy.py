@@ -1,13 +1,13 @@
-"""What a device says of its local prediction: clipped, with noise, rounded; and what that gives away, in numbers.
+"""Privacy of a device's local prediction: clipping, noise and rounding, and an account of what uploads reveal.
 
 The guarantee is local differential privacy of the prediction: whatever the private features and the local model were,
 an observer of n uploads gets (ε, δ)-similar predictions. All of an upload but the prediction is outside of it.
 The clip bounds how far two predictions lie apart (the sensitivity 2C), and rounding comes after the noise, so that it
-costs nothing. Rounding is to the nearest multiple, not randomised: noise has dithered the value already, and without
-noise a random rounding, repeated, would give the exact value away by its mean.
+costs nothing. Rounding is to the nearest multiple, not randomized: noise has dithered the value already, and without
+noise the mean of repeated random roundings would reveal the exact value.
 
-The account is that of noise in real numbers. This one is made of 64-bit floats, whose last digits can tell more about
-the value below [Mironov]; a ``step`` drops these digits. Take one of about a tenth of the scale or more.
+The account holds for noise in real numbers. Here noise consists of 64-bit floats, whose last digits can reveal more
+about the value below [Mironov]; a ``step`` drops these digits. Use one of about a tenth of the scale or more.
 
 [BalleWang] B. Balle, Y.-X. Wang. Improving the Gaussian Mechanism for Differential Privacy. 2018.
 [Mironov] I. Mironov. On Significance of the Least Significant Bits for Differential Privacy. 2012.
@@ -28,13 +28,13 @@ from scipy.special import log_ndtr, ndtr
 from fedres import checks
 
 NOISES = ("gaussian", "laplace")
-LARGEST = 1e6  # of clip, step and scale: what is released then lies within ±1e9, which a server takes
-_MOST = 1e4  # ε beyond which no promise is left to speak of
+LARGEST = 1e6  # of clip, step and scale: released values then lie within ±1e9, which servers accept
+_MOST = 1e4  # ε beyond which there is practically no privacy
 
 
 @dataclass(frozen=True, slots=True)
 class Privacy:
-    """How local predictions leave a device. What is released is a multiple of ``step``, and can lie beyond ``clip``.
+    """How local predictions are released. A released value is a multiple of ``step``, and can lie beyond ``clip``.
 
     >>> privacy = Privacy(clip=1.0, step=0.25, noise="laplace", scale=2.0)
     >>> privacy.epsilon()
@@ -44,7 +44,7 @@ class Privacy:
     """
 
     clip: float | None = None  # C: predictions are brought into [−C, C]
-    step: float | None = None  # what is sent is a multiple of it
+    step: float | None = None  # released values are multiples of it
     noise: str | None = None  # gaussian or laplace; needs clip and scale
     scale: float | None = None  # σ of gaussian, b of laplace noise
 
@@ -62,7 +62,7 @@ class Privacy:
                 raise ValueError(f"{name} must be given where there is noise, got None")
 
     def release(self, prediction: float, rng: np.random.Generator) -> float:
-        """Return what may be sent of a local prediction. Nobody else may know what ``rng`` will draw."""
+        """Return the value to send for a local prediction. The draws of ``rng`` must be secret."""
         if not math.isfinite(prediction):
             raise ValueError(f"prediction must be finite, got {prediction}")
         value = float(prediction)
@@ -74,7 +74,7 @@ class Privacy:
         return value if self.step is None else _rounded(value, self.step)
 
     def epsilon(self, n_uploads: int = 1, delta: float = 0.0) -> float:
-        """Return the ε of ``n_uploads`` at this δ; infinity where nothing is promised."""
+        """Return the ε of ``n_uploads`` at this δ; infinity if there is no guarantee."""
         _check_account(n_uploads, delta)
         if self.noise is None:
             return math.inf

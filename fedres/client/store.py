@@ -1,4 +1,4 @@
-"""All that a device must not forget, in one SQLite file of its folder.
+"""The persistent state of a device, in one SQLite file of its folder.
 
 A transaction is on the disk before it returns (WAL, every commit synced), unless it is not ``durable``: then it
 survives the end of the process, and a power cut from the next durable one on.
@@ -23,11 +23,11 @@ _SCHEMA = (
     f"INSERT INTO meta VALUES ('schema', '{SCHEMA_VERSION}')",
     # Decisions that wait for their reward.
     "CREATE TABLE waiting (n INTEGER PRIMARY KEY, event TEXT NOT NULL UNIQUE, body BLOB NOT NULL)",
-    # Uploads that wait for the service, by sequence number; AUTOINCREMENT remembers the greatest for ever.
+    # Uploads that wait for the service, by sequence number; AUTOINCREMENT never reuses one.
     "CREATE TABLE queue (seq INTEGER PRIMARY KEY AUTOINCREMENT, version INTEGER NOT NULL, body BLOB NOT NULL)",
-    # Local steps that wait for a shared model with their upload inside: of at least this position, once it is known.
+    # Local steps that wait for a shared model that includes their upload: of at least this position, once stored.
     "CREATE TABLE held (seq INTEGER PRIMARY KEY, position INTEGER, step BLOB NOT NULL)",
-    # The models as they were saved last, and what happened to them since.
+    # The last saved models, and the journal of later changes.
     "CREATE TABLE saved (name TEXT PRIMARY KEY, body BLOB NOT NULL)",
     "CREATE TABLE journal (n INTEGER PRIMARY KEY, kind TEXT NOT NULL, body BLOB NOT NULL)",
 )
@@ -81,7 +81,7 @@ class DeviceStore:
 
     @contextlib.contextmanager
     def transaction(self, *, durable: bool = True) -> Iterator[None]:
-        """Make what is written inside happen as a whole, or not at all where an exception ends it."""
+        """Commit all writes of the block, or none if an exception ends it."""
         if durable != self._durable:
             self._db.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
             self._durable = durable
@@ -102,7 +102,7 @@ class DeviceStore:
         return int(self._db.execute(f"SELECT count(*) FROM {table}").fetchone()[0])
 
     def meta(self, name: str) -> str | None:
-        """Return what was kept under a name."""
+        """Return the value stored under a name."""
         row = self._db.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()
         return None if row is None else str(row[0])
 
@@ -147,22 +147,22 @@ class DeviceStore:
         return [Queued(*row) for row in self._db.execute("SELECT * FROM queue ORDER BY seq LIMIT ?", (n,))]
 
     def dequeue(self, seqs: Iterable[int]) -> int:
-        """Forget uploads, those that are there; return how many were."""
+        """Remove the existing ones of these uploads; return how many existed."""
         gone = sum(self._db.execute("DELETE FROM queue WHERE seq = ?", (seq,)).rowcount for seq in seqs)
         self.n_queued -= gone
         return gone
 
     def renumber(self, version: int, *, only_unknown: bool) -> None:
-        """Say of waiting uploads that they were made with ``version``: of those made before any, or of all."""
+        """Set the version of waiting uploads: of those made before the first version, or of all."""
         self._db.execute(f"UPDATE queue SET version = ? {'WHERE version = 0' if only_unknown else ''}", (version,))
 
     def rewrite(self, upload: Queued) -> None:
-        """Replace what waits under a sequence number, if it still does."""
+        """Replace a waiting upload by its sequence number, if it still waits."""
         self._db.execute(
             "UPDATE queue SET version = ?, body = ? WHERE seq = ?", (upload.version, upload.body, upload.seq)
         )
 
-    # Examples that a model is made of
+    # Examples from which a model is computed
 
     def add_example(self, seq: int, body: bytes) -> None:
         self._db.execute("INSERT INTO examples VALUES (?, ?)", (seq, body))
@@ -186,11 +186,11 @@ class DeviceStore:
         self._db.execute("UPDATE held SET position = ? WHERE seq = ?", (position, seq))
 
     def due(self, version: int) -> list[tuple[int, bytes]]:
-        """Return the steps whose uploads are inside the shared model of a version, by rising sequence number."""
+        """Return the steps whose uploads the shared model of a version includes, by rising sequence number."""
         return list(self._db.execute("SELECT seq, step FROM held WHERE position <= ? ORDER BY seq", (version,)))
 
     def held(self, seq: int) -> list[tuple[int, bytes]]:
-        """Return the step that waits for an upload, if one does."""
+        """Return the step that waits for an upload, if any."""
         return list(self._db.execute("SELECT seq, step FROM held WHERE seq = ?", (seq,)))
 
     def release(self, seqs: Iterable[int]) -> None:
@@ -199,7 +199,7 @@ class DeviceStore:
     # Models
 
     def saved(self, name: str) -> bytes | None:
-        """Return a model as it was saved last."""
+        """Return the last saved state of a model."""
         row = self._db.execute("SELECT body FROM saved WHERE name = ?", (name,)).fetchone()
         return None if row is None else bytes(row[0])
 
@@ -214,7 +214,7 @@ class DeviceStore:
         self._db.execute("INSERT INTO journal (kind, body) VALUES (?, ?)", (kind, body))
 
     def journal(self) -> Iterator[tuple[str, bytes]]:
-        """Yield what happened since the models were saved, in order."""
+        """Yield the entries since the models were saved, in order."""
         yield from self._db.execute("SELECT kind, body FROM journal ORDER BY n").fetchall()
 
     def clear_journal(self) -> None:

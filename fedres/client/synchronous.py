@@ -23,7 +23,7 @@ from fedres.client.wire import Answer, Failure, Finished, Flow, Wait, advance
 if TYPE_CHECKING:
     from fedres.client.privacy import Privacy
 
-TRIES = 5  # of each request of a sync that somebody waits for
+TRIES = 5  # of each request of a sync that the caller waits for
 LONGEST_OPENING = 3600.0  # seconds
 CLOSE_SECONDS = 5.0  # that closing waits for the last sync
 
@@ -44,8 +44,8 @@ class DeviceClient:
     scores instead of keeping its model. ``sync_seconds=None`` leaves syncs to the caller. Queued uploads beyond
     ``queue_limit`` are dropped, the oldest first.
 
-    To make one waits for the newest model, ``open_seconds`` at most, so that the first decision knows what others
-    taught. Where it does not come, the device goes on with the model in its folder. 0 does not ask for it.
+    The constructor waits for the newest model, ``open_seconds`` at most, so that the first decision uses it. If it
+    does not arrive, the device continues with the model in its folder. 0 does not request it.
     """
 
     def __init__(
@@ -109,16 +109,16 @@ class DeviceClient:
         return decision
 
     def reward(self, event_id: Id, value: float) -> None:
-        """Learn what a decision earned; it is on the disk when this returns."""
+        """Learn the reward of a decision; it is on the disk when this returns."""
         self._device.reward(event_id, value)
 
     def sync(self) -> Synced:
-        """Exchange uploads for the newest model now, trying again after failures."""
+        """Upload, and fetch the newest model, now; retry after failures."""
         with self._syncing:
             return self._sync(TRIES)
 
     def status(self) -> Status:
-        """Return how many decisions and uploads wait, and what troubles the syncs."""
+        """Return the numbers of waiting decisions and uploads, and the last trouble of the syncs."""
         return self._device.status()
 
     def close(self) -> None:
@@ -139,7 +139,7 @@ class DeviceClient:
     def _run(self) -> None:
         """Fetch the first model, then sync until the device is closed, unless callers do.
 
-        A request that is under way then ends here, and counts as unanswered.
+        A request pending at that time is abandoned, and counts as failed.
         """
         try:
             if self._open_seconds:
@@ -162,7 +162,7 @@ class DeviceClient:
                 return
 
     def _quietly(self, sync: Callable[[], object]) -> None:
-        """Sync in a thread that nobody watches: what fails there is said and tried again."""
+        """Sync in a background thread: failures are logged, and tried again."""
         try:
             sync()
         except Exception as error:
@@ -170,7 +170,7 @@ class DeviceClient:
                 self._link.failed(error)
 
     def _drive(self, flow: Flow[Any], seconds: float = math.inf) -> Any:
-        """Do what a flow asks for, and return what it comes to; an answer may take so long."""
+        """Carry out a flow's requests and return its result; each reply may take ``seconds``."""
         answer: Answer | Failure | None = None
         while True:
             step = advance(flow, answer)

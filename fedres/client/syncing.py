@@ -1,4 +1,4 @@
-"""What a device asks of the service, in which order, and what the answers mean."""
+"""A device's protocol with the service: its requests, their order, and the meaning of replies."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from fedres.client.wire import (
 from fedres.scoring.federated import takes_residuals
 
 MOST = {"residuals": 500, "updates": 20}  # in one request
-BURST = 10  # so many uploads that wait are one
-ROUND_SECONDS = 60.0  # how long the loop's settings are taken for granted
+BURST = 10  # waiting uploads that count as a burst
+ROUND_SECONDS = 60.0  # for which the loop's settings are cached
 SCORES_SECONDS = 2.0  # how long a decision waits for the service's scores
 PATIENCE = 60.0  # seconds: a longer wait is left to the next sync
 
-_PASSING = {408, 425, 429}  # and all from 500 on: worth another try
-_CLOSED = {401, 403, 404}  # until somebody changes a key or a name
+_PASSING = {408, 425, 429}  # temporary failures, as are all from 500 on
+_CLOSED = {401, 403, 404}  # permanent until a key or a name is changed
 Reply = Answer | Failure | None
 T = TypeVar("T")
 
@@ -48,7 +48,7 @@ _ITEM = re.compile(r"(?:residuals|updates)\[(\d+)\]")
 
 @dataclass(frozen=True, slots=True)
 class Synced:
-    """What a sync did; ``trouble`` says why it could not do more."""
+    """The result of a sync; ``trouble`` is the reason if it is incomplete."""
 
     sent: int
     dropped: int  # uploads that the service refused for good, and that the queue had no room for meanwhile
@@ -57,11 +57,11 @@ class Synced:
 
 
 class _Trouble(Exception):  # noqa: N818
-    """No use to go on with this sync."""
+    """This sync cannot continue."""
 
 
 class _Unknown(Exception):  # noqa: N818
-    """The service does not know the model that an upload was made with."""
+    """The service does not have the model that an upload was made with."""
 
 
 class Uploaded(msgspec.Struct):
@@ -92,7 +92,7 @@ class Link:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.device = device
-        self.pause: float | None = None  # seconds that the service needs rest after the last sync, None if it does not
+        self.pause: float | None = None  # seconds to wait after a failed sync, else None
         self._gzip, self._clock = gzip, clock
         self._backoff, self._scores_backoff = Backoff(rng), Backoff(rng)
         self._base = f"/v1/loops/{quote(device.loop, safe='')}/federated"
@@ -102,7 +102,7 @@ class Link:
     # Deciding
 
     def decide(self, offer: Offer) -> Flow[DeviceDecision]:
-        """Decide, with the service's scores where no model is downloaded; without them if they do not come."""
+        """Decide; if no model is downloaded, with the service's scores, or without them if they do not arrive."""
         shared_scores = None
         if not self.device.download and self._clock() >= self._scores_from:
             shared_scores = yield from self._scores(offer)
@@ -127,13 +127,13 @@ class Link:
     # Syncing
 
     def sync(self, tries: int = 1, *, upload: bool = True) -> Flow[Synced]:
-        """Upload what waits, then fetch the newest model; each request is tried up to so often."""
+        """Send waiting uploads, then fetch the newest model; each request gets up to ``tries`` tries."""
         sent, dropped, self.pause = 0, self.device.dropped, None
         try:
             fresh = yield from self._prepare(tries)
             if upload and self.device.fetches_first and not fresh and len(self.device.batch(BURST)) == BURST:
                 yield from self._model(tries)
-            # What comes meanwhile is for the next sync: a model must be fetched some time.
+            # Later uploads wait for the next sync, so that this one gets to fetching a model.
             newest = self.device.seq if upload else 0
             while (batch := self.device.batch(min(self._most, MOST[self.device.route]))) and batch[0].seq <= newest:
                 sent += yield from self._upload(batch, tries)
@@ -145,19 +145,19 @@ class Link:
         return Synced(sent, self.device.dropped - dropped, self.device.version, self.device.trouble)
 
     def _troubled(self, trouble: str) -> None:
-        """Keep what is wrong, and say it once."""
+        """Store the trouble, and log it once."""
         if trouble != self.device.trouble:
             log.warning("%s works on its own: %s", self.device.client, trouble)
         self.device.trouble = trouble
 
     def failed(self, error: Exception) -> None:
-        """Take note that a sync in the background did not end as it should."""
+        """Record that a sync in the background raised an error."""
         self.pause = self._backoff.failed()
         self.device.trouble = f"the sync failed: {error!r}"
         log.error("the sync failed", exc_info=error)
 
     def _prepare(self, tries: int) -> Flow[bool]:
-        """See to it that the loop's settings, this client's number and a model are known; return if that is new."""
+        """Get the loop's settings, this client's number and a model, if missing; return whether the model is new."""
         device = self.device
         if not device.has_settings or self._clock() >= self._round_until:
             yield from self._round(tries)
@@ -178,7 +178,7 @@ class Link:
         self._round_until = self._clock() + ROUND_SECONDS
 
     def _joined(self, settings: Round, tries: int) -> Flow[Round]:
-        """Return the round with this client's number in it."""
+        """Return the settings with this client's number; join the loop if necessary."""
         if not self.device.download:
             raise _Trouble(f"download must be True in a loop with {settings.global_learner}, got False")
         if settings.number is not None:
@@ -203,7 +203,7 @@ class Link:
         return post(path, updates_body(client, batch), "application/msgpack", pack=self._gzip)
 
     def _upload(self, batch: list[Queued], tries: int) -> Flow[int]:
-        """Send a batch; return how many the service has now."""
+        """Send a batch; return how many uploads are stored."""
         try:
             uploaded = yield from self._posted(self.device.route, batch, tries)
         except _Unknown:
@@ -217,7 +217,7 @@ class Link:
         return len(uploaded.positions)
 
     def _start_again(self, batch: list[Queued], tries: int) -> Flow[None]:
-        """Forget a model that the service does not know, and say of what was made with it that it is of the next."""
+        """Forget a model that the service does not have, and give queued uploads the version of the next model."""
         device = self.device
         device.forget_model()
         yield from self._round(tries)
@@ -239,7 +239,7 @@ class Link:
         try:
             self.device.received(answer.body, _version(answer.headers["etag"]))
         except (KeyError, ValueError) as error:
-            if isinstance(error, OtherModelError) and since:  # another service, or one that began anew
+            if isinstance(error, OtherModelError) and since:  # another service, or one with a new log
                 self.device.forget_model()
                 yield from self._model(tries)
                 return
@@ -248,7 +248,7 @@ class Link:
             raise _Trouble(f"the service sent a model that cannot be used: {error}") from None
 
     def _ask(self, request: Request, tries: int) -> Flow[Answer]:
-        """Return the answer, after as many tries as it takes."""
+        """Return the reply, after up to ``tries`` tries."""
         for left in reversed(range(tries)):
             answer = yield request
             if isinstance(answer, Answer) and answer.status < 500 and answer.status not in _PASSING:
@@ -262,13 +262,13 @@ class Link:
         raise _Trouble(_said(answer))
 
     def _refuse(self, answer: Answer, batch: list[Queued]) -> None:
-        """Do what a refused upload asks for: drop what is wrong with it, or stop."""
+        """Handle a refused upload: drop the invalid one, or stop."""
         why = refusal(answer)
         item = _ITEM.search(why.target or "")
         if why.code == "unknown_version":
             raise _Unknown
         if why.code in ("wrong_upload", "not_joined"):
-            self._round_until = -float("inf")  # the loop is another by now
+            self._round_until = -float("inf")  # the loop has changed
             raise self._stop(answer)
         spoiled = answer.status == 413 or (answer.status in (400, 422) and why.code and why.target != "client")
         if item is not None and answer.status not in _CLOSED and int(item[1]) < len(batch):
@@ -277,10 +277,10 @@ class Link:
             raise self._stop(answer)
         elif len(batch) == 1:
             self.device.refused(batch, why.message)
-        self._most = max(1, len(batch) // 2)  # where one is wrong others may be, and all are sent again
+        self._most = max(1, len(batch) // 2)  # others may be invalid too, and all are sent again
 
     def _opened(self, answer: Answer, kind: type[T]) -> T:
-        """Return what a success holds; stop at anything else."""
+        """Return the content of a success; stop at anything else."""
         try:
             return _read(answer, kind)
         except _Trouble:
@@ -300,7 +300,7 @@ def _read(answer: Reply, kind: type[T]) -> T:
         raise _Trouble(_said(answer))
     try:
         return msgspec.json.decode(answer.body, type=kind)
-    except UNREADABLE as error:  # some networks answer for others
+    except UNREADABLE as error:  # some networks reply in place of the service
         raise _Trouble(f"the service must answer as one of fedres does: {error}") from None
 
 
@@ -314,7 +314,7 @@ def _retry_after(answer: Reply) -> float:
 
 
 def _said(answer: Reply) -> str:
-    """Return why there is no success, for people."""
+    """Return the reason of a failure, for people."""
     if not isinstance(answer, Answer):
         return f"the service does not answer: {answer.reason if answer else 'nothing came'}"
     why = refusal(answer)

@@ -1,4 +1,4 @@
-"""From requests to httpx and back."""
+"""Sends requests by httpx."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OUT_OF_STEP = Failure("the reply belongs to another request")
 
 
 def headers(key: str | None) -> dict[str, str]:
-    """Return what every request says; the key, where none is passed, is that of FEDRES_KEY."""
+    """Return the headers of every request; the default key is in FEDRES_KEY."""
     key = os.environ.get("FEDRES_KEY") or None if key is None else key
     if key is not None and not (key.isascii() and key.isprintable() and key and key == key.strip()):
         raise ValueError("key must be printable ASCII without spaces around it, got none or other characters")
@@ -25,7 +25,7 @@ def headers(key: str | None) -> dict[str, str]:
 
 
 def address(url: str | None, default: str | None = None) -> str:
-    """Return the address of a service, checked; where none is passed, that of FEDRES_URL."""
+    """Return the checked address of a service; the default is in FEDRES_URL."""
     url = os.environ.get("FEDRES_URL") or default if url is None else url
     if not isinstance(url, str) or not url.startswith(("http://", "https://")):
         raise ValueError(f"url must begin with http:// or https://, got {url!r}")
@@ -39,9 +39,9 @@ def address(url: str | None, default: str | None = None) -> str:
 
 
 def ask(http: httpx.Client, request: Request, *, whole: bool = False) -> Answer | Failure:
-    """Send a request; return its answer, or why none came.
+    """Send a request; return its reply, or the failure.
 
-    ``request.seconds`` are for each read; with ``whole``, a reply that is read for longer is given up too.
+    ``request.seconds`` are for each read; with ``whole``, for the whole reply too.
     """
     end = time.monotonic() + request.seconds if whole else math.inf
     try:
@@ -49,7 +49,7 @@ def ask(http: httpx.Client, request: Request, *, whole: bool = False) -> Answer 
             if not _belongs(reply, request):
                 return OUT_OF_STEP
             return Answer(reply.status_code, b"".join(_until(end, reply)), dict(reply.headers))
-    except (httpx.HTTPError, httpx.InvalidURL) as error:  # a redirect's, too: httpx reads where it leads
+    except (httpx.HTTPError, httpx.InvalidURL) as error:  # of a redirect's address, too, which httpx parses
         return _failure(error)
 
 
@@ -61,7 +61,7 @@ def _until(end: float, reply: httpx.Response) -> Iterator[bytes]:
 
 
 async def ask_async(http: httpx.AsyncClient, request: Request) -> Answer | Failure:
-    """Send a request; return its answer, or why none came."""
+    """Send a request; return its reply, or the failure."""
     try:
         async with http.stream(request.method, request.path, **_options(request)) as reply:
             if not _belongs(reply, request):
@@ -72,7 +72,7 @@ async def ask_async(http: httpx.AsyncClient, request: Request) -> Answer | Failu
 
 
 def _belongs(reply: httpx.Response, request: Request) -> bool:
-    """Return whether a reply is to this request; one that is not is left unread, which closes its connection."""
+    """Return whether a reply belongs to this request; other replies stay unread, which closes the connection."""
     sent, echoed = request.headers.get(REQUEST_ID), reply.headers.get(REQUEST_ID)
     return sent is None or echoed is None or sent == echoed
 

@@ -1,7 +1,7 @@
-"""What goes to the service and comes back, without the network: requests, answers, and flows that ask for them.
+"""Requests, replies, and flows that yield requests, without the network.
 
-A flow is a generator that yields a ``Request`` or a ``Wait`` and is sent the ``Answer``, or a ``Failure`` where none
-came; whoever drives it does the input and output (httpx's authentication flows work the same way).
+A flow is a generator that yields a ``Request`` or a ``Wait`` and is sent the ``Answer``, or a ``Failure`` without a
+reply; its driver does the input and output (httpx's authentication flows work the same way).
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import msgspec
 if TYPE_CHECKING:
     from fedres.client.store import Queued
 
-UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)  # of JSON that is none, or nested too deep
-LONGEST_REST = 86_400.0  # seconds, of those that a service can ask for
-SMALLEST_TO_PACK = 1_000  # bytes: what is shorter gains nothing by gzip
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)  # of JSON that is invalid or nested too deep
+LONGEST_REST = 86_400.0  # seconds that a service can request
+SMALLEST_TO_PACK = 1_000  # bytes: gzip does not pay below
 
 T = TypeVar("T")
 
@@ -36,13 +36,13 @@ class Answer(msgspec.Struct, frozen=True):
 
     @property
     def retry_after(self) -> float:
-        """The seconds that the service asks to wait; 0 if it does not, or gives a date."""
+        """The seconds in Retry-After; 0 without that header, or if it is a date."""
         text = self.headers.get("retry-after", "")
         return min(float(text), LONGEST_REST) if text.isascii() and text.isdigit() else 0.0
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """No answer came; the request may have been handled or not."""
+    """There was no reply; the request may have been handled or not."""
 
     reason: str
 
@@ -55,13 +55,13 @@ Flow = Generator[Request | Wait, Answer | Failure | None, T]
 
 
 class Finished(msgspec.Struct, frozen=True):
-    """What a flow came to."""
+    """The result of a flow."""
 
     value: Any
 
 
 def advance(flow: Flow[Any], answer: Answer | Failure | None) -> Request | Wait | Finished:
-    """Return what a flow asks for next, or its end."""
+    """Return the flow's next request or wait, or its result."""
     try:
         return flow.send(answer)
     except StopIteration as end:
@@ -79,7 +79,7 @@ class _Error(msgspec.Struct):
 
 
 def refusal(answer: Answer) -> _Detail:
-    """Return what an answer that is no success says: code, message and target, empty where it does not."""
+    """Return code, message and target of an error reply, empty if missing."""
     try:
         return msgspec.json.decode(answer.body, type=_Error).error
     except UNREADABLE:
@@ -99,12 +99,12 @@ def updates_body(client: str, batch: list[Queued]) -> bytes:
 
 
 def residual(upload: Mapping[str, Any]) -> bytes:
-    """Return a residual as the queue keeps it: JSON, without its version."""
+    """Return a residual for the queue: JSON, without its version."""
     return msgspec.json.encode({name: value for name, value in upload.items() if name != "version"})
 
 
 def update(upload: Mapping[str, Any]) -> bytes:
-    """Return an update as the queue keeps it: msgpack, without its version."""
+    """Return an update for the queue: msgpack, without its version."""
     return msgspec.msgpack.encode({name: value for name, value in upload.items() if name != "version"})
 
 
@@ -114,11 +114,11 @@ def read_upload(body: bytes) -> dict[str, Any]:
 
 
 def post(path: str, body: bytes, content_type: str, *, pack: bool, seconds: float = 30.0) -> Request:
-    """Return a POST, gzipped where that is wanted and pays."""
+    """Return a POST, gzipped if ``pack`` is set and the body is large enough."""
     headers = {"Content-Type": content_type}
     if pack and len(body) > SMALLEST_TO_PACK:
-        import gzip  # a client that asks for decisions never packs
+        import gzip  # clients that only request decisions never need it
 
-        body = gzip.compress(body, mtime=0)  # the same bytes whenever it is sent
+        body = gzip.compress(body, mtime=0)  # the same bytes at any time
         headers["Content-Encoding"] = "gzip"
     return Request("POST", path, body, headers, seconds)

@@ -1,1 +1,1 @@
-"""Models that decide: means and widths of the rewards of actions, learned from one event after the other."""
+"""Models for decisions: means and standard deviations of the rewards of actions, learned online."""

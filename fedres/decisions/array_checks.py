@@ -1,7 +1,7 @@
-"""What arrays must be to be a ``residual-kalman`` model: checked wherever bytes become one.
+"""Checks of the arrays of a ``residual-kalman`` model, made whenever one is read from bytes.
 
 An admin can upload a model, and a snapshot or a base may be damaged. Compiled code trusts counts, tables and places;
-finite numbers that are far out become NaN when the model learns. Every bound is far beyond what learning leads to.
+huge finite numbers become NaN when the model learns. Every bound is far beyond any number that learning produces.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ ROUNDING = 1e-6  # of covariances and bases
 
 
 def check_arrays(arrays: Mapping[str, Array]) -> None:
-    """Refuse arrays that are not a model's: other names, types or shapes, places that do not exist, numbers far out."""
+    """Refuse arrays with wrong names, types or shapes, places that do not exist, or numbers out of bounds."""
     first = {name.removeprefix("first."): array for name, array in arrays.items() if name.startswith("first.")}
     arrays = {name: array for name, array in arrays.items() if not name.startswith("first.")}
     if not arrays:
@@ -101,7 +101,7 @@ def _check_shapes(arrays: Mapping[str, Array]) -> None:
 
 
 def _check_scales(arrays: Mapping[str, Array]) -> None:
-    """Every key is where it is looked for, and there are as many as are counted: so the table is never full."""
+    """Refuse tables in which a key is not where lookups expect it, or the count is wrong: so none is ever full."""
     keys, core, seen, stats = (arrays[f"scale_{name}"] for name in ("keys", "core", "seen", "stats"))
     slots, n = np.flatnonzero(keys), int(arrays["counts"][SCALES])
     _require(slots.size == n, "scale_keys", f"must have as many keys as counts has scales, {n}", slots.size)
@@ -167,7 +167,7 @@ def _check_weights(arrays: Mapping[str, Array]) -> None:
 
 
 def check_first(first: Mapping[str, Array], learned: int | None) -> None:
-    """Refuse what cannot be all events of a model that has learned this many, or of one whose start is not over."""
+    """Refuse events that cannot be all those of a model that has learned so many, or of an unfinished start."""
     kinds = dict(zip(Events._fields, ("u4", "f4", "u4", "i8", "i8", "f4", "i8"), strict=True))
     _require(first.keys() == kinds.keys(), "first", f"must be {sorted(kinds)}", sorted(first))
     for name, kind in kinds.items():

@@ -3,11 +3,11 @@
 Kernels are compiled with them, and are compiled again after a change.
 """
 
-START_EVENTS = 16  # decided uniformly; what they hold settles the core and the scales
+START_EVENTS = 16  # decided uniformly; their features determine the core and the scales
 CHOICE_EVENTS = 1024  # the first, learned again to choose the field of actions that explains most
-MOST_KEPT = 1 << 17  # features of events that are kept for that: large events are learned again sooner
-CHOICE_FIELDS = 8  # that are tried, the first to come up
-FIRST_VALUES = 16  # of a number, which settle its scale
+MOST_KEPT = 1 << 17  # features of events kept for that: large events are learned again sooner
+CHOICE_FIELDS = 8  # tried fields: the first that occur
+FIRST_VALUES = 16  # of a number, which determine its scale
 CORE_COUNT, CORE_SIZE = 2, 64  # core: not 0 in at least 2 contexts of the start; at most 64 with the constant
 LEAST_CONSTANT = 0.5  # of the input of a context's constant: a quarter of the prior, however long contexts are
 OWN_SIZE = 20  # coordinates of a personal block: the leading directions of the core
@@ -36,7 +36,7 @@ MAX_BLOCKS = 512  # shared, with dense covariances: once they are all in use, ne
 MAX_LIGHT = 1 << 17  # features with light entries: 16 bytes each and 8 to find them by
 LIGHT_TIMES = 2  # learned so often, a feature takes the dense block that was not learned for the longest time
 LIGHT_WINDOW = 64  # light entries, once they are all in use, of which the least recently learned makes room
-TAIL_BITS = 16  # tail weights: 2^16 pairs of numbers, found by a hash
+TAIL_BITS = 16  # tail weights: 2^16 pairs of numbers, indexed by a hash
 OWN_BYTES = 8192  # of a personal model, half of them for slots; in each half the least recently learned makes room
 HEAD, SLOT_HEAD = 4, 3  # words of a personal model before its slots, and of a slot before its numbers
 BIAS_WORDS = 4  # of a personal bias

@@ -27,7 +27,7 @@ def _series(coefficients: tuple[float, ...], x: float) -> Any:
 
 @bare_kernel
 def exp(x: float) -> Any:
-    """Return e^x of an x below 700, to the last bits: 2^k times the series of what is left over, at most log(2)/2."""
+    """Return e^x of an x below 700, to the last bits: 2^k times the series of the remainder, at most log(2)/2."""
     if x < -700.0:
         return 0.0
     k = math.floor(x * _PER_LOG2 + 0.5)

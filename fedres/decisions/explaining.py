@@ -1,4 +1,4 @@
-"""Why ``residual-kalman`` expects a reward of an action: which pairs of features add what, and how sure it is."""
+"""Explanations of ``residual-kalman``: the contributions of pairs of features to an expected reward, and its width."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from fedres.decisions.kalman_inputs import (
 )
 from fedres.decisions.kalman_kernels import predict
 from fedres.decisions.kalman_own import BIAS_NUMBERS, find_bias, find_slot, tau_of, weights_of
-from fedres.decisions.kalman_state import BASES, LENGTH, LIGHT, OWN, OWN_BIAS, TAIL, Request, Shared
+from fedres.decisions.kalman_state import BASES, LENGTH, LIGHT, OWN, OWN_BIAS, TAIL, KalmanRequest, Shared
 from fedres.decisions.residual_kalman import NO_MODEL
 from fedres.scoring.explaining import Contribution
 from fedres.scoring.features import Hashed
-from fedres.scoring.flattening import Feature, feature_hash
+from fedres.scoring.flattening import NamedFeature, feature_hash
 
 
-class Explanation(NamedTuple):
+class KalmanExplanation(NamedTuple):
     shared: float  # the shared part of the mean, as a share of the rewards' range
     personal: float  # the personal part
     width: float  # the standard deviation of the mean
@@ -47,19 +47,19 @@ def explain(
     shared: Shared,
     own: Array | None,
     rows: tuple[Hashed, Hashed],
-    names: tuple[Sequence[Feature], Sequence[Feature]],
+    names: tuple[Sequence[NamedFeature], Sequence[NamedFeature]],
     *,
     top: int = 10,
-) -> Explanation:
-    """Return why an action is expected to earn what it is, the ``top`` strongest contributions first.
+) -> KalmanExplanation:
+    """Return the explanation of an action's expected reward, the ``top`` strongest contributions first.
 
-    ``own`` is the user's model in the present basis, empty where there is none yet, None for nobody. ``rows`` are
+    ``own`` is the user's model in the present basis, empty if there is none yet, None without a user. ``rows`` are
     context and action hashed, ``names`` the same features with their names.
     """
     shared_part, personal, variance = _predicted(shared, own, rows)
     contributions = [*_contributions(shared, own, names)]
     contributions.sort(key=lambda one: -abs(one.shared + one.personal))
-    return Explanation(shared_part, personal, max(variance, 0.0) ** 0.5, contributions[:top])
+    return KalmanExplanation(shared_part, personal, max(variance, 0.0) ** 0.5, contributions[:top])
 
 
 def personal_variances(shared: Shared, own: Array, rows: tuple[Hashed, Hashed]) -> tuple[float, float]:
@@ -70,7 +70,7 @@ def personal_variances(shared: Shared, own: Array, rows: tuple[Hashed, Hashed]) 
 
 def _predicted(shared: Shared, own: Array | None, rows: tuple[Hashed, Hashed]) -> tuple[float, float, float]:
     """Return the shared and the personal part of the mean, and its variance."""
-    request = Request(
+    request = KalmanRequest(
         np.frombuffer(rows[0].hashes + rows[1].hashes, np.uint32),
         np.frombuffer(rows[0].values + rows[1].values, np.float32),
         np.frombuffer(rows[0].fields + rows[1].fields, np.uint32),
@@ -82,7 +82,7 @@ def _predicted(shared: Shared, own: Array | None, rows: tuple[Hashed, Hashed]) -
 
 
 def _contributions(
-    shared: Shared, own: Array | None, names: tuple[Sequence[Feature], Sequence[Feature]]
+    shared: Shared, own: Array | None, names: tuple[Sequence[NamedFeature], Sequence[NamedFeature]]
 ) -> Iterator[Contribution]:
     context, action = names
     coordinates = [
@@ -96,7 +96,7 @@ def _contributions(
         yield from _of_block(shared, own, coordinates, one.name, int(key_of(word)), int(key_of(field)), x)
 
 
-def _coordinate(shared: Shared, feature: Feature) -> _Coordinate:
+def _coordinate(shared: Shared, feature: NamedFeature) -> _Coordinate:
     key, value = key_of(np.uint32(feature_hash(feature.name))), float(np.float32(feature.value))
     slot = int(find_scale(shared.scale_keys, key))
     place = int(shared.scale_core[slot]) if slot >= 0 else -1
@@ -107,7 +107,7 @@ def _coordinate(shared: Shared, feature: Feature) -> _Coordinate:
 def _of_block(
     shared: Shared, own: Array | None, coordinates: Sequence[_Coordinate], name: str, key: int, field: int, x: float
 ) -> Iterator[Contribution]:
-    """Yield what each coordinate adds through the block of an action's feature, or through block 0."""
+    """Yield the contribution of each coordinate through the block of an action's feature, or through block 0."""
     block = int(find_block(shared, np.uint32(key)))
     row = -1 if block >= 0 else int(find_light(shared, np.uint32(key)))
     place = int(field_place(shared, np.uint32(field), False))

@@ -1,16 +1,16 @@
-"""``residual-kalman`` in two halves: the shared regression on the server, a device's own on what that leaves over.
+"""``residual-kalman`` in two halves: the shared regression on the server, a device's own on its residuals.
 
-Both are the same regression. A device's has all that the device knows for its context, private features too, and one
-prior variance τ for each field, which the server learns for all devices: how far their weights are from the shared
-ones. What a device says of an example is a ``Part``: mean and variance of its own prediction before it learned the
-example, and the slopes of the mean by log τ. The server learns label − mean with the noise σ² + variance.
+Both are the same regression. A device's has all features of its context, private ones too, and one prior variance τ
+for each field, which the server learns for all devices: how far their weights are from the shared ones. A device
+reports a ``Part`` of each example: mean and variance of its own prediction before it learned the example, and the
+slopes of the mean by log τ. The server learns label − mean with the noise σ² + variance.
 
-τ begins at its bound, where the shared model is next to no constraint and a device does as it would do alone. From
-there it can only go down, as far as the devices' errors say. Noise is each device's own to learn.
+τ begins at its bound, where the shared model is hardly a constraint and a device learns as it would alone. It can only
+fall, as the devices' errors require. Each device learns its own noise.
 
-A new shared model explains part of what the device has explained by itself. So the device then learns its examples
-again, from the first to the last, on what the new one leaves over: there are few, and it takes microseconds for each.
-Without that, both halves would count the same effect, and sharing would cost more than it brings.
+A new shared model explains a part of the effects that the device had explained itself. So the device then relearns its
+examples, from the first to the last, on the new residuals: they are few, and each takes microseconds.
+Otherwise both halves would count the same effect, and sharing would cost more than it brings.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from fedres.decisions.kalman_state import (
     OWN,
     TAIL,
     Events,
-    Request,
+    KalmanRequest,
     Shared,
     new_shared,
     with_room,
@@ -54,19 +54,19 @@ from fedres.decisions.residual_kalman import NO_MODEL, NO_OWNS, Prediction, Resi
 
 DEVICE_BLOCKS, DEVICE_TAIL_BITS = 128, 12  # of a device's own model
 DEVICE_LOG_TAU = -0.5  # of its weights at first and at most: a prior about as wide as the range of rewards
-_NEVER = -600.0  # log τ of weights that are known to be 0
+_NEVER = -600.0  # log τ of weights that are certainly 0
 
 
 class Part(NamedTuple):
-    """What a device's own model predicts of an example, in shares of the range of rewards."""
+    """A device's own prediction for an example, in shares of the range of rewards."""
 
     mean: float
     variance: float
-    slopes: Array  # of the mean by log τ: of block 0, then of each field of the action; none where not told
+    slopes: Array  # of the mean by log τ: of block 0, then of each field of the action; empty if not uploaded
 
 
-class Example(NamedTuple):
-    """A rewarded decision, hashed. What the shared model may see of the context comes first."""
+class KalmanExample(NamedTuple):
+    """A rewarded decision, hashed. The context's public features come first."""
 
     hashes: Array  # uint32: the context's, then those of the action taken
     values: Array  # float32
@@ -79,8 +79,8 @@ class Example(NamedTuple):
 # The server's half
 
 
-class Residual(NamedTuple):
-    """What both halves leave over of an event."""
+class KalmanResidual(NamedTuple):
+    """The residual of both halves for an event."""
 
     error: float
     mean: float  # of the server's half
@@ -88,17 +88,17 @@ class Residual(NamedTuple):
     length: float  # of the inputs
 
 
-def residual_of(model: ResidualKalman, event: Events, part: Part) -> Residual:
-    """Return what is left over of one event. As rewards lie within a span of 1, larger errors are cut."""
+def residual_of(model: ResidualKalman, event: Events, part: Part) -> KalmanResidual:
+    """Return the residual of one event. As rewards lie within a span of 1, larger errors are clipped."""
     assert model.shared is not None
     slopes, n = np.empty(1 + event.hashes.size), int(event.n_context[0])
     mean, variance, length = example_part(model.shared, event.hashes, event.values, event.fields, n, n, slopes)
     error = float((float(event.rewards[0]) - model.low) / model.span - mean - part.mean)
-    return Residual(min(max(error, -1.0), 1.0), float(mean), float(variance), float(length))
+    return KalmanResidual(min(max(error, -1.0), 1.0), float(mean), float(variance), float(length))
 
 
-def learn_residual(model: ResidualKalman, event: Events, part: Part, left: Residual, weight: float = 1.0) -> None:
-    """Learn one event; of less weight is what counts as noisier than the device says."""
+def learn_residual(model: ResidualKalman, event: Events, part: Part, left: KalmanResidual, weight: float = 1.0) -> None:
+    """Learn one event; a ``weight`` below 1 adds to the noise that the device reports."""
     shared = model.shared
     assert shared is not None
     noise = float(shared.numbers[NOISE])
@@ -111,10 +111,10 @@ def learn_residual(model: ResidualKalman, event: Events, part: Part, left: Resid
         step_device_priors(shared, names, weight * error * part.slopes)
 
 
-def _within_range(left: Residual, gain: float) -> float:
-    """Return the error, cut so that mean + gain · error is in [0, 1], or no further out than the mean is.
+def _within_range(left: KalmanResidual, gain: float) -> float:
+    """Return the error, clipped so that mean + gain · error is in [0, 1], or no further out than the mean.
 
-    The device alone says what its own part is: one that always says too much would move the mean without end.
+    Only the device reports its own part: one that always reports too much would move the mean without limit.
     """
     step = min(max(gain * left.error, -max(left.mean, 0.0)), max(1.0 - left.mean, 0.0))
     return step / gain if gain > 0 else left.error
@@ -124,9 +124,9 @@ def _within_range(left: Residual, gain: float) -> float:
 
 
 class DeviceKalman:
-    """A device's own model beside the shared one; ``shared`` is None until there is one.
+    """A device's own model beside the shared one; ``shared`` is None until the first download.
 
-    Without a shared model the own one begins with 16 examples, and is all there is.
+    Without a shared model, the own one begins with 16 examples and predicts alone.
     """
 
     def __init__(self, reward_range: tuple[float, float] = (0.0, 1.0), *, personal: bool = True) -> None:
@@ -135,10 +135,10 @@ class DeviceKalman:
         self.shared: Shared | None = None
         self.own: Shared | None = None
 
-    def relearn(self, shared: Shared | None, examples: Sequence[Example]) -> list[Part]:
-        """Take another shared model, and learn all examples anew; return what was said of each before it was learned.
+    def relearn(self, shared: Shared | None, examples: Sequence[KalmanExample]) -> list[Part]:
+        """Adopt another shared model and relearn all examples; return each one's part before it was learned.
 
-        The own core are the most frequent coordinates of their contexts.
+        The own core consists of the most frequent coordinates of their contexts.
         """
         self.shared, self.own = shared, None
         if not self.personal or (shared is None and len(examples) < START_EVENTS):
@@ -147,13 +147,13 @@ class DeviceKalman:
         self.own = _fresh(shared, events)
         return self._learn(examples, events, new=False)
 
-    def learn(self, example: Example) -> None:
-        """Learn one more."""
+    def learn(self, example: KalmanExample) -> None:
+        """Learn one more example."""
         if self.own is not None:
             self._learn([example], _events([example]), new=True)
 
-    def part(self, example: Example) -> Part:
-        """Return what the own model says of an example."""
+    def part(self, example: KalmanExample) -> Part:
+        """Return the own model's part of an example."""
         if self.own is None:
             return _no_part(example)
         hashes, values, fields, n = example[:4]
@@ -162,14 +162,14 @@ class DeviceKalman:
         mean, variance, _ = example_part(self.own, hashes, values, fields, n, n, slopes)
         return Part(mean, variance, slopes)
 
-    def predict(self, request: Request, n_seen: int) -> Prediction:
+    def predict(self, request: KalmanRequest, n_seen: int) -> Prediction:
         """Return means and widths of actions; the shared model sees the first ``n_seen`` features of the context."""
         n, first = request.starts.size - 1, int(request.starts[0])
         shared, own = np.zeros((n, 3)), np.zeros((n, 3))
         if self.shared is not None:
             seen = np.r_[0:n_seen, first : request.hashes.size]
             hashes, values, fields = (column[seen] for column in request[:3])
-            public = Request(hashes, values, fields, request.starts - first + n_seen)
+            public = KalmanRequest(hashes, values, fields, request.starts - first + n_seen)
             predict(self.shared, NO_MODEL, False, fixed(public), shared)
         if self.own is not None:
             predict(self.own, NO_MODEL, False, fixed(request), own)
@@ -178,7 +178,7 @@ class DeviceKalman:
         means, widths = self.low + self.span * shared[:, 0], np.sqrt(np.maximum(shared[:, 2] + own[:, 2], 0.0))
         return Prediction(means + self.span * own[:, 0], self.span * widths, means, self.span * own[:, 0])
 
-    def _learn(self, examples: Sequence[Example], events: Events, *, new: bool) -> list[Part]:
+    def _learn(self, examples: Sequence[KalmanExample], events: Events, *, new: bool) -> list[Part]:
         if self.own is None or not examples:
             return []
         n_blocks = 1 + int(self.own.counts[BLOCKS]) + int((np.diff(events.starts) - events.n_context).sum())
@@ -195,11 +195,11 @@ class DeviceKalman:
         return [Part(mean, variance, of[:n]) for (mean, variance), of, n in rows]
 
 
-def _no_part(example: Example) -> Part:
+def _no_part(example: KalmanExample) -> Part:
     return Part(0.0, 0.0, np.zeros(field_keys(example.fields[example.n_context :]).size))
 
 
-def _events(examples: Sequence[Example]) -> Events:
+def _events(examples: Sequence[KalmanExample]) -> Events:
     sizes = [example.hashes.size for example in examples]
     return Events(
         np.concatenate([np.zeros(0, np.uint32), *[example.hashes for example in examples]]),
@@ -214,7 +214,7 @@ def _events(examples: Sequence[Example]) -> Events:
 
 @lru_cache(maxsize=1)
 def _nothing() -> Shared:
-    """Return a shared model that predicts 0 and is sure of it."""
+    """Return a shared model that predicts 0 with variance 0."""
     shared = new_shared(1, 1.0, 2, 1)
     shared.counts[FIELDS] = MAX_FIELDS  # so that no field is new to it
     shared.log_tau[:] = _NEVER
@@ -232,13 +232,13 @@ def _fresh(shared: Shared | None, events: Events) -> Shared:
     length = np.sqrt(1 + counts.sum() / max(len(held), 1)) if shared is None else shared.numbers[LENGTH]
     own = new_shared(1 + core.size, float(length), DEVICE_BLOCKS, DEVICE_TAIL_BITS)
     own.drift[LOG_DRIFT] = -np.inf  # its examples are few
-    own.counts[BASES] = MAX_BASES  # as no one's weights are learned in it, it needs none
+    own.counts[BASES] = MAX_BASES  # it has no personal weights, so it needs no bases
     if shared is not None:
         n = own.counts[FIELDS] = shared.counts[FIELDS]
         own.field_keys[:], own.log_tau[:] = shared.field_keys, DEVICE_LOG_TAU
         learned = DEVICE_LOG_TAU + np.minimum(shared.log_tau[:n, OWN] - FIRST_LOG_TAU, 0.0)
         own.log_tau[:n, CORE] = own.log_tau[:n, CONSTANT] = own.log_tau[:n, TAIL] = learned
-        own.slope_squares[:] = np.inf  # τ is the server's to learn
+        own.slope_squares[:] = np.inf  # the server learns τ
     settle_scales(own, shared or _nothing(), events)
     for place, key in enumerate(core):
         slot = find_scale(own.scale_keys, key)

@@ -12,12 +12,12 @@ import numpy as np
 from fedres.checks import Array
 from fedres.decisions import constants as the
 from fedres.decisions.federated_kalman import DEVICE_BLOCKS, DEVICE_LOG_TAU, DEVICE_TAIL_BITS
-from fedres.decisions.kalman_inputs_reference import Action, Event, Hashed, Scale
-from fedres.decisions.residual_kalman_reference import Drift, Field, Prior, ResidualKalman
+from fedres.decisions.kalman_inputs_reference import Action, Hashed, KalmanEvent, Scale
+from fedres.decisions.residual_kalman_reference import DriftPrior, Field, Prior, ResidualKalman
 
 
 class Part(NamedTuple):
-    """What a model predicts of an example."""
+    """A model's prediction for an example."""
 
     mean: float
     variance: float  # with block 0
@@ -25,8 +25,8 @@ class Part(NamedTuple):
 
 
 @dataclass
-class Example:
-    """A rewarded decision: the context as the shared model sees it, and as the device does."""
+class KalmanExample:
+    """A rewarded decision: the context for the shared model, and the device's own."""
 
     seen: Hashed
     context: Hashed
@@ -34,14 +34,14 @@ class Example:
     reward: float
 
 
-class Fixed(Prior):
-    """A τ that somebody else learns."""
+class GivenPrior(Prior):
+    """A τ that another model learns."""
 
     def step(self, slope: float, *, moves: bool = True) -> None:
         """Leave it as it is."""
 
 
-class NoDrift(Drift):
+class NoDrift(DriftPrior):
     """A φ of 0."""
 
     def step(self, slope: float, *, moves: bool = True) -> None:
@@ -49,7 +49,7 @@ class NoDrift(Drift):
 
 
 def part_of(model: ResidualKalman, context: Hashed, action: Action) -> Part:
-    """Return what a model predicts without anybody's personal weights."""
+    """Return a model's prediction without personal weights."""
     (z, t), blocks = model._context(context), model.shared_weights()
     total: Array = np.zeros(2)
     slopes = {0: 0.0} | {int(name) or 1: 0.0 for name in action[2]}
@@ -60,9 +60,9 @@ def part_of(model: ResidualKalman, context: Hashed, action: Action) -> Part:
     return Part(float(total[0]), float(total[1]), slopes)
 
 
-def learn_residual(server: ResidualKalman, example: Example, part: Part) -> None:
+def learn_residual(server: ResidualKalman, example: KalmanExample, part: Part) -> None:
     """Learn label − mean with the noise σ² + variance; the devices' τ follows the slopes, up to where it began."""
-    event = Event(None, example.seen, example.action, example.reward)
+    event = KalmanEvent(None, example.seen, example.action, example.reward)
     if not server.bases:
         server.learn(event)
         return
@@ -78,17 +78,17 @@ def learn_residual(server: ResidualKalman, example: Example, part: Part) -> None
         prior.log_tau = min(prior.log_tau, most)
 
 
-class Device:
+class DeviceKalman:
     """A device's model of its examples, beside a shared model that has learned its start."""
 
-    def __init__(self, server: ResidualKalman, examples: Sequence[Example]) -> None:
+    def __init__(self, server: ResidualKalman, examples: Sequence[KalmanExample]) -> None:
         self.server = server
         self.own = own = ResidualKalman(max_blocks=DEVICE_BLOCKS, tail_bits=DEVICE_TAIL_BITS, max_light=0)
         own.low, own.span, own.length = server.low, server.span, server.length
         own.drift = NoDrift(-np.inf)  # its examples are few
         for name, of in server.fields.items():
             log_tau = DEVICE_LOG_TAU + min(of.own.log_tau - the.FIRST_LOG_TAU, 0.0)
-            own.fields[name] = Field(log_tau, log_tau, Fixed)
+            own.fields[name] = Field(log_tau, log_tau, GivenPrior)
         counts: Counter[int] = Counter()
         for example in examples:
             self._adopt_scales(example)
@@ -101,23 +101,23 @@ class Device:
         own.bases, own.moment = [np.eye(d)[:, : own.own_size]] * the.MAX_BASES, np.zeros((d, d))
         self.parts = [self._learn(example, new=False) for example in examples]
 
-    def learn(self, example: Example) -> Part:
-        """Learn one more; return what was said of it before."""
+    def learn(self, example: KalmanExample) -> Part:
+        """Learn one more example; return its part before that."""
         return self._learn(example, new=True)
 
-    def _learn(self, example: Example, *, new: bool) -> Part:
+    def _learn(self, example: KalmanExample, *, new: bool) -> Part:
         self._adopt_scales(example)
         for name in map(int, example.action[2]):
             if (name or 1) not in self.own.fields and len(self.own.fields) < the.MAX_FIELDS:
-                self.own.fields[name or 1] = Field(DEVICE_LOG_TAU, DEVICE_LOG_TAU, Fixed)
+                self.own.fields[name or 1] = Field(DEVICE_LOG_TAU, DEVICE_LOG_TAU, GivenPrior)
         own = part_of(self.own, example.context, example.action)
         shared = part_of(self.server, example.seen, example.action)
-        event = Event(None, example.context, example.action, example.reward)
+        event = KalmanEvent(None, example.context, example.action, example.reward)
         self.own._learn(event, new=new, beside=(shared.mean, shared.variance))
         return own
 
-    def _adopt_scales(self, example: Example) -> None:
-        """Take the scales that the server has: settled, so that no value changes them."""
+    def _adopt_scales(self, example: KalmanExample) -> None:
+        """Adopt the server's scales as settled, so that no value changes them."""
         for kind, features in (("context", example.context), ("action", example.action)):
             for key in features[0]:
                 place = kind, int(key) or 1

@@ -1,7 +1,7 @@
-"""What a device downloads of ``residual-kalman``: all that predicting with the shared part takes, as safetensors.
+"""The download of ``residual-kalman`` for devices: the arrays for predictions with the shared part, as safetensors.
 
-Covariances travel as the half below the diagonal and, like means, as 32-bit floats; tables without their empty slots.
-Personal models, bases and what only learning needs stay on the server.
+Covariances are sent as the half below the diagonal and, like means, as 32-bit floats; tables without empty slots.
+Personal models, bases and arrays needed only for learning stay on the server.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ _TYPES = {"float64": "F64", "float32": "F32", "uint32": "U32", "int32": "I32"}
 
 
 class Metadata(msgspec.Struct, kw_only=True):
-    """The metadata of a document, whose values travel as text."""
+    """The metadata of a document, whose values are sent as text."""
 
     model: str
     version: int  # of the loop's log
-    tag: str  # tells this model from all others
+    tag: str  # unique among all models
     learned: int  # rewards
-    settled: int  # 0 before the start is over: then there is nothing else
+    settled: int  # 0 before the start is over: then there are no arrays
     noise: float = 0.0
     length: float = 1.0
 
@@ -108,7 +108,7 @@ def read_metadata(payload: bytes) -> dict[str, str]:
 
 
 def read_document(payload: bytes) -> Document:
-    """Return what ``write_document`` wrote; refuse what kernels must not see."""
+    """Return the document that ``write_document`` wrote; refuse arrays that are unsafe for kernels."""
     try:
         arrays = safetensors.numpy.load(payload)
         metadata = msgspec.convert(read_metadata(payload), Metadata, strict=False)
@@ -153,7 +153,7 @@ def _shared(metadata: Metadata, arrays: Mapping[str, Array]) -> Shared:
 
 
 def _check(metadata: Metadata, arrays: Mapping[str, Array]) -> tuple[int, int]:
-    """Return how many blocks and coordinates there are, if all arrays are there and fit."""
+    """Return the numbers of blocks and coordinates; refuse missing or unsuitable arrays."""
     like = {
         "scale_keys": "u4", "scale_core": "i4", "scale_stats": "f8", "field_keys": "u4", "log_tau": "f8", "reuse": "f8",
         "block_keys": "u4", "block_log_tau": "f8", "means": "f4", "covariances": "f4", "tail_places": "u4",

@@ -1,6 +1,6 @@
 """From hashed features to the inputs of ``residual-kalman``: scales, the core, the tail and blocks, compiled.
 
-Each function says in a few lines what ``residual_kalman_reference`` says in its words; sums are in the order written.
+Each function is a compiled part of ``residual_kalman_reference``; sums are in the order written.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from fedres.local_learners.adagrad import at
 
 Key = Any  # uint32 inside the kernels
 
-_ACTION = np.uint32(0x9E3779B9)  # sets the numbers of actions apart from those of contexts
+_ACTION = np.uint32(0x9E3779B9)  # distinguishes the numbers of actions from those of contexts
 
 
 @bare_kernel
@@ -60,7 +60,7 @@ def _first_slot(key: Key, n_slots: int) -> Any:
 
 @bare_kernel
 def find_scale(keys: Array, key: Key) -> Any:
-    """Return the slot of a key, or −1 − the empty slot it would have; that is −1 − the size of a table that is full."""
+    """Return the slot of a key, else −1 − its empty slot, which is −1 − the size of the table if that is full."""
     slot = _first_slot(key, keys.size)
     for _ in range(keys.size):
         if keys[at(slot)] == key:
@@ -149,7 +149,7 @@ def scaled(shared: Any, slot: int, value: float, centred: bool) -> Any:
 
 @bare_kernel
 def constant_input(length: float) -> float:
-    """Return z of the constant: an action's usual reward is not one coordinate among many."""
+    """Return z of the constant, with at least ``LEAST_CONSTANT``: it carries an action's usual reward."""
     return max(1.0 / length, LEAST_CONSTANT)
 
 
@@ -193,7 +193,7 @@ def turn_inputs(basis: Array, z: Array, places: Array, r: Array) -> None:
 
 @bare_kernel
 def action_value(shared: Any, word: Key, value: float, field: Key, new: bool) -> Any:
-    """Return x of an action feature; 0 is a value of a number that had others before."""
+    """Return x of an action feature; 0 counts as a value of a number that had other values before."""
     key = key_of(word)
     if key != key_of(field) and value == 1.0:
         return 1.0
@@ -201,6 +201,25 @@ def action_value(shared: Any, word: Key, value: float, field: Key, new: bool) ->
     if value == 0 and find_scale(shared.scale_keys, scale_key) < 0:
         return 0.0
     return scaled(shared, scale_of(shared, scale_key, value, new, ACTION_UNIT), value, True)
+
+
+@inner_kernel
+def settle_event(shared: Any, events: Any, e: int) -> None:
+    """Settle the scales of an event's numbers."""
+    middle = events.starts[e] + events.n_context[e]
+    for j in range(events.starts[e], events.starts[e + 1]):
+        value = np.float64(events.values[j])
+        if j >= middle:
+            action_value(shared, events.hashes[j], value, events.fields[j], True)
+        elif value != 0:
+            scale_of(shared, key_of(events.hashes[j]), value, True, CONTEXT_UNIT)
+
+
+@bare_kernel
+def settle_events(shared: Any, events: Any) -> None:
+    """Settle the scales of all numbers of events by their values."""
+    for e in range(events.users.size):
+        settle_event(shared, events, e)
 
 
 @inner_kernel
@@ -285,7 +304,7 @@ def put_all(table: Array, keys: Array, n: int) -> None:
 
 @bare_kernel
 def drop_key(table: Array, keys: Array, key: Key) -> None:
-    """Take a key that is there out of a table; those after it that would not be found any more move up."""
+    """Remove an existing key from a table; later keys move up if their lookup would fail otherwise."""
     mask, slot = table.size - 1, _first_slot(key, table.size)
     for _ in range(table.size):
         if keys[at(table[at(slot)] - 1)] == key:
@@ -304,7 +323,7 @@ def drop_key(table: Array, keys: Array, key: Key) -> None:
 
 @inner_kernel
 def times_learned(shared: Any, key: Key) -> Any:
-    """Return how many events have learned a feature that is still known."""
+    """Return how many events have learned a feature that still has an entry."""
     place = find_block(shared, key)
     if place >= 0:
         return shared.block_times[place]
@@ -314,7 +333,7 @@ def times_learned(shared: Any, key: Key) -> Any:
 
 @inner_kernel
 def touch_light(shared: Any, key: Key) -> Any:
-    """Return the row of a light entry, of a new one if need be; −1 if there is no room."""
+    """Return the row of a light entry, existing or new; −1 if there is no room."""
     now, n, row = shared.counts[LEARNED], shared.counts[LIGHTS], find_light(shared, key)
     if row < 0:
         if n < shared.light_keys.size:
@@ -342,7 +361,7 @@ def touch_light(shared: Any, key: Key) -> Any:
 
 @inner_kernel
 def _to_light(shared: Any, place: int) -> None:
-    """Make a light entry of a block: what it says of a usual context, the mean of z."""
+    """Make a light entry of a block, from its prediction for a usual context, the mean of z."""
     row, mean, v, square = touch_light(shared, shared.block_keys[place]), 0.0, 0.0, 0.0
     if row < 0:
         return
@@ -361,7 +380,7 @@ def _to_light(shared: Any, place: int) -> None:
 
 @inner_kernel
 def _from_light(shared: Any, b: float, h: float, times: int, place: int) -> None:
-    """Let a new block learn what its light entry says: at a usual context the value b/h, with the noise 1/h."""
+    """Let a new block learn its light entry: at a usual context the value b/h, with the noise 1/h."""
     scale = constant_input(shared.numbers[LENGTH]) / shared.moment[0, 0]
     constant, context = prior_of(shared, place, 0), prior_of(shared, place, 1)
     square, P = 0.0, shared.covariances[place]
@@ -379,9 +398,9 @@ def _from_light(shared: Any, b: float, h: float, times: int, place: int) -> None
 
 @inner_kernel
 def touch_block(shared: Any, key: Key, field: int, squares: Array) -> Any:
-    """Return the place of a block, of a new one if need be, with a prior near its field's; −1 if there is no room.
+    """Return the place of a block, existing or new, with a prior near its field's; −1 if there is no room.
 
-    Where there are light entries, only a feature that was learned often takes the place of another.
+    If there are light entries, only a feature that was learned often takes the place of another.
     """
     now, n, place = shared.counts[LEARNED], shared.counts[BLOCKS], find_block(shared, key)
     if place < 0 and n < shared.block_keys.size:

@@ -21,7 +21,7 @@ Action = tuple[Sequence[int], Sequence[float], Sequence[int]]
 Tail = list[tuple[int, float]]  # coordinates and values of a context beside the core
 
 
-class Event(NamedTuple):
+class KalmanEvent(NamedTuple):
     """A rewarded decision."""
 
     user: Hashable  # None is nobody
@@ -51,14 +51,14 @@ class Scale:
         return math.copysign(math.log1p(abs(value) / self.unit), value)
 
     def scaled(self, value: float, *, centred: bool) -> float:
-        """Return it in root mean squares or, centred, in deviations from the mean; flags are never centred."""
+        """Return the number in root mean squares or, centred, in deviations from the mean; flags are never centred."""
         s = self.log(value)
         x = (s - self.mean) / self.deviation if centred and self.deviation > 1e-9 else s / self.rms
         return min(max(x, -the.NUMBER_LIMIT), the.NUMBER_LIMIT)
 
 
 class Inputs:
-    """What is known of numbers and of the context: scales, and which coordinates are in the core."""
+    """The scales of numbers, and the context's coordinates in the core."""
 
     length: float  # of a context before it is scaled
 
@@ -66,7 +66,7 @@ class Inputs:
         self.scales: dict[tuple[str, int], Scale] = {}
         self.core = {0: 0}  # the coordinate of a context's hash
 
-    def _settle(self, start: Sequence[Event]) -> None:
+    def _settle(self, start: Sequence[KalmanEvent]) -> None:
         """Choose the core by the start's contexts; one divisor for all makes their mean squared length 1."""
         counts: Counter[int] = Counter()
         for event in start:
@@ -102,7 +102,7 @@ class Inputs:
         return max(1 / self.length, the.LEAST_CONSTANT)
 
     def _features(self, action: Action, *, new: bool = False) -> dict[int, tuple[float, int]]:
-        """Return key -> (x, field) of an action. Those of one hash are one; a missing number is the usual one.
+        """Return key -> (x, field) of an action. Equal hashes are merged; a missing number is the usual one.
 
         0 is a value of a number that had others before.
         """

@@ -198,7 +198,7 @@ def inputs_in(scratch: Any, shared: Any, hashes: Array, values: Array, new: bool
 def predict_in(
     scratch: Any, blocks: Any, shared: Any, own: Array, personal: bool, request: Any, parts: Array
 ) -> None:  # fmt: skip
-    """Do so; ``blocks`` is a table, with empty slots, of those that came before."""
+    """Do the same; ``blocks`` is a table, with empty slots, of the blocks already computed."""
     (block_keys, block_parts), (hashes, values, fields, starts) = blocks, request
     keys, xs, names, gain, n_slots = scratch.keys, scratch.xs, scratch.names, scratch.gains[0], block_keys.size
     n_places, n_tail = inputs_in(scratch, shared, hashes[: starts[0]], values[: starts[0]], False)
@@ -226,7 +226,7 @@ def predict_in(
 
 @inner_kernel
 def block_part(shared: Any, own: Array, personal: bool, key: Key, name: Key, inputs: Any, room: Any) -> Any:
-    """Return shared mean, personal mean and variance of a block: what will hardly come again is not worth exploring."""
+    """Return shared mean, personal mean and variance (times ρ) of a block: rare features are not worth exploring."""
     (z, places, t_keys, t, r), (gain, own_gain, square) = inputs, room
     field = field_place(shared, name, False)
     mean, variance = shared_part(shared, key, field, z, places, gain)
@@ -257,7 +257,7 @@ def reuse_of(shared: Any, field: int, side: int) -> Any:
 
 @inner_kernel
 def count_reuse(shared: Any, field: int, side: int, times: int) -> None:
-    """Count a feature that was learned so many times before: 0, 2 or 1, as ρ is the share learned more than once."""
+    """Count a feature learned ``times`` before, as 0, 2 or 1, since ρ is the share learned more than once."""
     shared.reuse_counts[field, side] += 1
     rate = max(1 / (shared.reuse_counts[field, side] + 4), LEAST_REUSE_RATE)
     value = 0.0 if times == 0 else 2.0 if times == 1 else 1.0
@@ -300,9 +300,9 @@ def step_drift(shared: Any, slope: float) -> None:
 
 @inner_kernel
 def drift_idle(shared: Any, phi: float) -> None:
-    """Let blocks drift that are not learned: by φ in the time in which each block is learned once, on average.
+    """Let idle blocks drift: by φ in the time in which each block is learned once, on average.
 
-    What nobody chooses any more may have become good. The drift adds up until it is worth going through the blocks.
+    Actions that are no longer chosen may have become good. The drift adds up until an update of all blocks pays.
     """
     drift = shared.drift
     drift[DRIFT_IDLE] += phi / max(shared.counts[BLOCKS] - 1, 1)
@@ -339,7 +339,7 @@ def step_prior(shared: Any, field: int, side: int, slope: float) -> None:
 
 @inner_kernel
 def usual_tau(shared: Any, field: int) -> Any:
-    """Return the prior variance of what a block of the field says of a usual context, the mean of z."""
+    """Return the prior variance of the prediction of a block of the field for a usual context, the mean of z."""
     constant, square = constant_input(shared.numbers[LENGTH]), 0.0
     for i in range(1, len(shared.moment)):
         square += (shared.moment[0, i] * constant / shared.moment[0, 0]) ** 2
@@ -348,10 +348,10 @@ def usual_tau(shared: Any, field: int) -> Any:
 
 @inner_kernel
 def step_light(shared: Any, field: int, said: float, error: float) -> None:
-    """Let light entries count like blocks, unless users who meet a feature first are the worse for what they say.
+    """Let light entries count like blocks, unless they make predictions worse for users new to a feature.
 
-    ``said`` is the mean of a light entry that counts. Of the slope of errors by it, the upper end of one standard error
-    decides: entries that do not count are rarely chosen, and would stay so by bad luck.
+    ``said`` is the mean of a light entry that counts. The slope of errors by it decides, plus one standard error:
+    actions whose entries do not count are rarely chosen, and would stay so by bad luck.
     """
     if shared.log_tau[field, LIGHT] > LEAST_LOG_TAU:
         error += said
@@ -364,9 +364,9 @@ def step_light(shared: Any, field: int, said: float, error: float) -> None:
 
 @inner_kernel
 def step_core(shared: Any, field: int, of_constant: float, of_context: float) -> None:
-    """Let log τ of core weights follow its slopes: that of the constant by itself where actions have one field.
+    """Let log τ of core weights follow its slopes: that of the constant separately if actions have one field.
 
-    With several, what an action usually earns is a sum of constants that cannot be told apart: they share their τ.
+    With several, an action's usual reward is a sum of constants that cannot be separated: they share their τ.
     """
     n = shared.counts[LEARNED]
     if shared.counts[FIELDS] > 2:
@@ -386,7 +386,7 @@ def learn_all(
 ) -> float:  # fmt: skip
     """Learn from events in their order; ``new`` says that their numbers may settle scales. Return the sum of e².
 
-    ``beside`` has the mean and the variance of what another model predicts of each event, in shares of the span. It is
+    ``beside`` has mean and variance of another model's prediction for each event, in shares of the span. It is
     overwritten by the error of each event and the length of its inputs.
     """
     most = 1
@@ -487,7 +487,7 @@ def read_event(scratch: Any, shared: Any, events: Any, e: int, new: bool) -> Any
 
 @inner_kernel
 def open_own(scratch: Any, shared: Any, own: Array) -> None:
-    """Count an event of a personal model, and turn that to the present basis."""
+    """Count an event of a personal model, and turn the model to the present basis."""
     if own[COUNT] == 0:
         own[BASIS] = shared.counts[BASES] - 1
     own[CLOCK] += 1
@@ -496,7 +496,7 @@ def open_own(scratch: Any, shared: Any, own: Array) -> None:
 
 @inner_kernel
 def touch_all(scratch: Any, shared: Any, own: Array, workspace: Any, n_features: int) -> int:
-    """Find room for the weights of an event's features and count their reuse; return how many there is room for."""
+    """Find room for the weights of an event's features and count their reuse; return how many of them have room."""
     keys, where, m = scratch.keys, scratch.where, 0
     for f in range(n_features):
         key, field, met = keys[f], field_place(shared, scratch.names[f], True), 0
@@ -520,7 +520,7 @@ def touch_all(scratch: Any, shared: Any, own: Array, workspace: Any, n_features:
 
 @inner_kernel
 def learning_part(scratch: Any, shared: Any, own: Array, f: int, n_places: int, n_tail: int) -> Any:
-    """Return mean and variance of all weights of a block at x = 1; fill in their gains, and slopes by log τ."""
+    """Return mean and variance of a block's prediction at x = 1; fill in gains and slopes by log τ."""
     where, slopes = scratch.where[f], scratch.slopes[f]
     block, field, slot, bias = where[AT_BLOCK], where[AT_FIELD], where[AT_SLOT], where[AT_BIAS]
     for side in range(slopes.size):

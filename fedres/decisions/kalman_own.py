@@ -1,4 +1,4 @@
-"""Personal blocks of ``residual-kalman``, compiled: what the shared model leaves over, for one user and one block.
+"""Personal blocks of ``residual-kalman``, compiled: the residuals of the shared model, for one user and one block.
 
 Every feature that a user has learned has a bias; slots, with weights of the context's directions, are few. Weights are
 kept as b and the precision H, without their prior: C = (H + I/τ)⁻¹, w = C b. H is dense over the first ``OWN_DENSE``
@@ -31,7 +31,7 @@ from fedres.decisions.kalman_state import BASES, CONSTANT, CORE, LIGHT, OWN, num
 COUNT, BASIS, CLOCK, BIASES = range(4)  # of a personal model's words
 SLOT_KEY, SLOT_FIELD, SLOT_USED = range(3)  # of a slot's
 BIAS_KEY, BIAS_USED, BIAS_NUMBERS = range(3)  # of a bias's
-AGAIN = 1 << 31  # is added to the event that learned a bias last, if it was not the first to do so
+AGAIN = 1 << 31  # added to the last event that learned a bias, if it was not the first one
 
 
 @bare_kernel
@@ -203,7 +203,7 @@ def times_met(words: Array, key: Key) -> Any:
 
 @inner_kernel
 def touch_bias(words: Array, key: Key, limit: int) -> Any:
-    """Return the first word of a block's bias, of a new one if need be; −1 if all are in use by this event."""
+    """Return the first word of a block's bias, existing or new; −1 if all are in use by this event."""
     place, n, used = find_bias(words, key), np.int64(words[BIASES]), np.int64(words[CLOCK]) + AGAIN
     if place < 0:
         used -= AGAIN
@@ -227,9 +227,9 @@ def touch_bias(words: Array, key: Key, limit: int) -> Any:
 
 @inner_kernel
 def touch_slot(words: Array, key: Key, field: int, k: int, limit: int, met_before: bool) -> Any:
-    """Return the slot of a block, of a new one if need be; −1 if all are in use by this event.
+    """Return the slot of a block, existing or new; −1 if all are in use by this event.
 
-    Once there is no room left, only a block that the user has met before makes some.
+    Once there is no room left, only a block that the user has met before replaces another one.
     """
     stride, n = slot_words(k), np.int64(words[COUNT])
     slot = find_slot(words, key, k)
@@ -256,7 +256,7 @@ def touch_slot(words: Array, key: Key, field: int, k: int, limit: int, met_befor
 
 @bare_kernel
 def turn_own(shared: Any, words: Array, scratch: Any) -> None:
-    """Bring a personal model to the present basis: means are turned, precisions keep what H has room for."""
+    """Turn a personal model to the present basis: means are turned, precisions keep the entries that H has room for."""
     last = shared.counts[BASES] - 1
     if words[BASIS] == last:
         return
@@ -278,7 +278,7 @@ def turn_own(shared: Any, words: Array, scratch: Any) -> None:
 def _turn_block(
     numbers: Array, k: int, tau: float, turn: Array, half: Array, root: Array, weights: Array, turned: Array
 ) -> None:
-    """w becomes T w, H what is kept of T H T'."""
+    """w becomes T w, H becomes the kept entries of T H T'."""
     n = min(k, OWN_DENSE)
     factor(numbers, k, tau, root)
     own_weights(numbers, k, tau, weights, root)

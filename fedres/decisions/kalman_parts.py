@@ -1,7 +1,7 @@
 """One example in the two halves of ``residual-kalman``: a device's part and the server's, compiled.
 
-Each half learns what the other leaves over, so each needs the other's mean and variance; the prior variance τ of the
-devices' weights is the server's to learn, so it needs the slopes of a device's mean by log τ.
+Each half learns the residuals of the other, so each needs the other's mean and variance; the server learns the prior
+variance τ of the devices' weights, so it needs the slopes of a device's mean by log τ.
 """
 
 from __future__ import annotations
@@ -12,15 +12,14 @@ import numpy as np
 
 from fedres.checks import Array
 from fedres.compiling import inner_kernel, kernel
-from fedres.decisions.constants import CONTEXT_UNIT, FIRST_LOG_TAU, FIRST_VALUES, MAX_SCALES
+from fedres.decisions.constants import FIRST_LOG_TAU, FIRST_VALUES, MAX_SCALES
 from fedres.decisions.kalman_inputs import (
     _ACTION,
     action_blocks,
-    action_value,
     field_place,
     find_scale,
     key_of,
-    scale_of,
+    settle_event,
 )
 from fedres.decisions.kalman_kernels import (
     inputs_in,
@@ -53,7 +52,7 @@ def field_keys(fields: Array) -> Array:
 def example_part(
     shared: Any, hashes: Array, values: Array, fields: Array, n_seen: int, n_context: int, slopes: Array
 ) -> Any:  # fmt: skip
-    """Return mean, variance with block 0, and length of the inputs of an example; nobody's personal weights count.
+    """Return mean, variance with block 0, and length of the inputs of an example, without personal weights.
 
     Of the context's features the model sees the first ``n_seen``. Fill in the slopes of the mean by log τ, for each
     of ``field_keys``.
@@ -113,30 +112,24 @@ def _adopt(shared: Any, other: Any, key: Any) -> None:
 
 @kernel
 def adopt_scales(shared: Any, other: Any, hashes: Array, n_context: int) -> None:
-    """Take the scales of an example's numbers from another model, where that has them and this one does not."""
+    """Copy missing scales of an example's numbers from another model, if that has them."""
     for j in range(hashes.size):
         _adopt(shared, other, key_of(hashes[j]) if j < n_context else key_of(key_of(hashes[j]) ^ _ACTION))
 
 
 @kernel
 def settle_scales(own: Any, shared: Any, events: Any) -> None:
-    """Settle the scales of all numbers of events: the shared model's where it has them, else by their values."""
+    """Settle the scales of all numbers of events: by the shared model if it has them, else by their values."""
     for e in range(events.users.size):
-        first, middle, last = events.starts[e], events.starts[e] + events.n_context[e], events.starts[e + 1]
-        adopt_scales(own, shared, events.hashes[first:last], events.n_context[e])
-        for j in range(first, last):
-            value = np.float64(events.values[j])
-            if j >= middle:
-                action_value(own, events.hashes[j], value, events.fields[j], True)
-            elif value != 0:
-                scale_of(own, key_of(events.hashes[j]), value, True, CONTEXT_UNIT)
+        adopt_scales(own, shared, events.hashes[events.starts[e] : events.starts[e + 1]], events.n_context[e])
+        settle_event(own, events, e)
 
 
 @kernel
 def learn_beside(
     own: Any, shared: Any, events: Any, n_seen: Array, low: float, span: float, new: bool, parts: Array, slopes: Array
 ) -> None:  # fmt: skip
-    """Let a device's model learn from events what the shared one leaves over, which sees ``n_seen`` of the context.
+    """Let a device's model learn the residuals of the shared one, which sees ``n_seen`` features of the context.
 
     Fill in the device's mean and variance of each event before it was learned, and the slopes of the mean by log τ.
     """

@@ -1,6 +1,6 @@
 """Predicting by ``residual-kalman`` for many actions whose features are looked up once: a catalogue, compiled.
 
-What ``predict`` does for each action anew is done here once for each distinct feature; the bits are the same.
+``predict`` repeats work for each action that is done here once for each distinct feature; the bits are the same.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fedres.decisions.kalman_state import (
 )
 from fedres.local_learners.adagrad import at
 
-# Of a field: the variance of a new feature, τ of light entries and tail weights, ρ of anybody, what personal parts add.
+# Of a field: the variance of a new feature, τ of light entries and tail weights, ρ of all users, the personal variance.
 NEW, OF_LIGHT, OF_TAIL, SHARE, PERSONAL = range(5)
 KINDS = 1 << 16  # by the last bits of its key, a feature may be in a model, or is not
 LIGHT_KIND, WHOLE_KIND = 1, 2  # it may have a light entry; it may have a block or be in the user's model
@@ -49,7 +49,7 @@ class Rows(NamedTuple):
 def number_features(
     table: Array, keys: Array, fields: Array, n: int, row_hashes: Array, row_fields: Array, numbers: Array
 ) -> int:
-    """Fill in the number of each feature, a new one for those that are new; return how many there are then.
+    """Fill in the number of each feature, with new numbers for new features; return how many there are then.
 
     ``table`` has 1 + the number of a feature, 0 where empty; it has more slots than there will be features.
     """
@@ -90,7 +90,7 @@ def predict_rows(
     inputs = scratch.z, scratch.places[:n_places], scratch.t_keys[:n_tail], scratch.t[:n_tail], scratch.r
     room, kinds = (scratch.gains[0], scratch.own_gains[0], scratch.squares[0]), np.zeros(KINDS, np.uint8)
     _mark(shared, own, scratch.r.size, kinds)
-    priors = np.empty((shared.counts[FIELDS] + 1, 5))  # the last one is that of fields that are not known
+    priors = np.empty((shared.counts[FIELDS] + 1, 5))  # the last one is for unknown fields
     for field in range(-1, shared.counts[FIELDS]):
         _fill_prior(shared, own[:0], personal, field, inputs, room, priors[field])
     feature_parts = np.empty((rows.keys.size, 3))
@@ -109,7 +109,7 @@ def predict_rows(
 
 @inner_kernel
 def _fill_prior(shared: Any, nobody: Array, personal: bool, field: int, inputs: Any, room: Any, prior: Array) -> None:
-    """Fill in what features of a field have in common that neither a block nor the user's model has."""
+    """Fill in the common values of a field's features that are neither in a block nor in the user's model."""
     (z, places, _, _, r), (gain, own_gain, square) = inputs, room
     own_variance = own_part(nobody, -1, r, tau_of(shared, field, OWN), own_gain, square)[1]
     prior[NEW] = core_part(shared, -1, field, z, places, gain)[1]
@@ -122,7 +122,7 @@ def _fill_prior(shared: Any, nobody: Array, personal: bool, field: int, inputs: 
 
 @inner_kernel
 def _rare_part(shared: Any, key: Key, may_be_light: bool, prior: Array, inputs: Any) -> Any:
-    """Return what ``block_part`` does for a feature that has no block, and is not in the user's model."""
+    """Return the result of ``block_part`` for a feature without a block, and not in the user's model."""
     _, _, t_keys, t, _ = inputs
     row, mean, variance = find_light(shared, key) if may_be_light else -1, 0.0, prior[NEW]
     if row >= 0:
@@ -136,7 +136,7 @@ def _rare_part(shared: Any, key: Key, may_be_light: bool, prior: Array, inputs: 
 
 @inner_kernel
 def _mark(shared: Any, own: Array, k: int, kinds: Array) -> None:
-    """Mark the kinds of all features that the models have: most of a large catalogue's features are in none."""
+    """Mark the kinds of all features in the models: most of a large catalogue's features are in none."""
     last = np.uint32(KINDS - 1)
     for key in shared.light_keys:
         kinds[at(key & last)] = LIGHT_KIND

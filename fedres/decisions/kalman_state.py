@@ -1,4 +1,4 @@
-"""What ``residual-kalman`` keeps, in plain arrays: one struct that is shared, and one array of words for each user.
+"""The state of ``residual-kalman`` in plain arrays: one shared struct, and one array of words for each user.
 
 The words (uint32) of a personal model: how many slots it has, the number of its basis, events learned, how many biases
 it has; then for each slot the key of its block, the place of its field, the event that learned it last, and its numbers
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedres.checks import Array
-from fedres.compiling import bare_kernel, kernel
+from fedres.compiling import bare_kernel, inner_kernel, kernel
 from fedres.decisions.constants import (
     BIAS_WORDS,
     FIRST_LOG_TAU,
@@ -94,7 +94,7 @@ class Events(NamedTuple):
     users: Array  # int64, which personal model is the user's; −1 is none
 
 
-class Request(NamedTuple):
+class KalmanRequest(NamedTuple):
     """A context and actions, hashed: the context's features come first, up to ``starts[0]``."""
 
     hashes: Array  # uint32
@@ -152,7 +152,7 @@ def scratch_for(d: int, k: int, n_context: int, n_action: int, n_gains: int) -> 
     )
 
 
-# Predicting does without these.
+# Not needed for predictions.
 LEARNING_ONLY = (
     "drift", "scale_seen", "scale_first", "slope_squares", "light_gains", "reuse_counts", "block_used", "block_times",
     "mean_slopes", "light_used", "light_times", "moment",
@@ -254,21 +254,28 @@ numbers_of = bare_kernel(own_numbers)
 
 @bare_kernel
 def slot_words(k: int) -> int:
-    """Return how many words a slot takes."""
+    """Return the number of words of a slot."""
     return SLOT_HEAD + numbers_of(k)
 
 
-@kernel
+@inner_kernel
+def copy_words(words: Array, into: Array) -> None:
+    """Copy as many words as ``words`` has; numba compiles messages of errors for seconds where slices are assigned."""
+    for k in range(words.size):
+        into[k] = words[k]
+
+
+@inner_kernel
 def _copy_own(words: Array, into: Array, k: int) -> None:
     """Copy a personal model to where there is more or less room between its slots and its biases."""
     n, m = HEAD + slot_words(k) * np.int64(words[0]), BIAS_WORDS * np.int64(words[HEAD - 1])
-    into[:n] = words[:n]
-    into[into.size - m :] = words[words.size - m :]
+    copy_words(words[:n], into)
+    copy_words(words[words.size - m :], into[into.size - m :])
 
 
 @kernel
 def workspace_for(events: Any, owns: Array, sizes: Array, limit: int, most_biases: int, k: int) -> Workspace:
-    """Return room for all that a batch can teach; ``owns`` are the words of the models as they are, of these sizes."""
+    """Return a workspace with room for everything a batch can add; ``owns`` are the models' current words."""
     stride, first = slot_words(k), 0
     needed = np.zeros(sizes.size, np.int64)
     for e in range(events.users.size):

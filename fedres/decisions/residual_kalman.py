@@ -16,7 +16,6 @@ from fedres.checks import Array
 from fedres.decisions.constants import (
     CHOICE_EVENTS,
     CHOICE_FIELDS,
-    CONTEXT_UNIT,
     CORE_COUNT,
     CORE_SIZE,
     FIRST_LOG_TAU,
@@ -32,7 +31,7 @@ from fedres.decisions.constants import (
     own_biases,
     own_slots,
 )
-from fedres.decisions.kalman_inputs import action_value, find_scale, key_of, put_all, scale_of
+from fedres.decisions.kalman_inputs import find_scale, key_of, put_all, settle_events
 from fedres.decisions.kalman_kernels import learn_all, predict
 from fedres.decisions.kalman_own import turn_own
 from fedres.decisions.kalman_state import (
@@ -45,7 +44,7 @@ from fedres.decisions.kalman_state import (
     ROWS_BY_COUNT,
     USER,
     Events,
-    Request,
+    KalmanRequest,
     Shared,
     new_shared,
     packed_owns,
@@ -117,10 +116,10 @@ class ResidualKalman:
         """How many rewards were learned, those of the start included."""
         return _n_events(self.first) if self.shared is None else int(self.shared.counts[LEARNED])
 
-    def predict(self, request: Request, own: Array | None = None) -> Prediction:
+    def predict(self, request: KalmanRequest, own: Array | None = None) -> Prediction:
         """Return means and widths of the actions of a request for the user with the model ``own``.
 
-        ``NO_MODEL`` is a user who has none yet, None is nobody. Before 16 rewards are known all actions are alike.
+        ``NO_MODEL`` is for a user without a model, None for no user. Before 16 rewards all actions are equal.
         """
         n = request.starts.size - 1
         if self.shared is None:
@@ -146,10 +145,10 @@ class ResidualKalman:
     def learn_packed(
         self, events: Events, owns: Owns, beside: Array | None = None, left: Array | None = None
     ) -> Owns:  # fmt: skip
-        """Do so with personal models that lie one after the other.
+        """Do the same with personal models in one array, one after the other.
 
-        ``beside`` has the mean and the variance of what another model predicts of each event, in shares of the range
-        of rewards: then this one learns what that leaves over. The start does not look at it.
+        ``beside`` has mean and variance of another model's prediction for each event, in shares of the range of
+        rewards: then this model learns the residuals. The start ignores it.
 
         ``left``, zeros, is filled with the error of each event before it was learned and the length of its inputs;
         those of the start stay 0.
@@ -159,7 +158,7 @@ class ResidualKalman:
             left[:] = beside
         while self.first is not None and events.users.size:
             if self.shared is not None and beside is not None:
-                self.first = None  # what was left over cannot be learned again
+                self.first = None  # residuals cannot be learned again
                 break
             n = self._n_kept(events)
             part = _part(events, 0, n)
@@ -173,7 +172,7 @@ class ResidualKalman:
         return self._learn(events, owns, left)
 
     def _n_kept(self, events: Events) -> int:
-        """Return how many of the events there is room for before the next step: the end of the start, or the choice."""
+        """Return how many of the events fit before the next step: the end of the start, or the choice."""
         until = START_EVENTS if self.shared is None else self.choice_events
         n = min(until - _n_events(self.first), events.users.size)
         if self.shared is None:
@@ -182,7 +181,7 @@ class ResidualKalman:
         return min(n, 1 + int(np.searchsorted(events.starts[1:] - events.starts[0], room)))
 
     def _settle(self) -> None:
-        """Begin, once there are as many events as a start has."""
+        """Begin, once the events of the start are complete."""
         if _n_events(self.first) == START_EVENTS:
             start = _joined(self.first or [])
             self.shared = _settled(start, self.max_blocks, self.tail_bits)
@@ -191,10 +190,10 @@ class ResidualKalman:
                 self.first = None
 
     def _choose(self) -> None:
-        """Learn the first events again: with τ of one field of actions at a time at 1, and of the others at .01.
+        """Learn the first events again: with τ of one field of actions at a time at 1, and of the others at 0.01.
 
-        What errs least stays. Blocks learn as if they were independent: fields that explain the same, as an article and
-        its topic do, divide it by their τ, and what one of them has taken it keeps, though its τ may be learned better.
+        The trial with the least error stays. Blocks learn as if independent: fields with the same effect, such as an
+        article and its topic, share it by their τ, and each keeps its share even if its τ is learned better later.
         """
         enough = _n_events(self.first) == self.choice_events or _n_features(self.first) >= MOST_KEPT
         if self.first is None or self.shared is None or not enough:
@@ -209,11 +208,11 @@ class ResidualKalman:
             trial.log_tau[field, CORE] = trial.log_tau[field, CONSTANT] = FIRST_SHARED_LOG_TAU
             trial, _, _ = self._learned(trial, start, NO_OWNS, None, new=False)
             squares = 0.0
-            for part in rest:  # a few at a time, as room is made for all blocks that there could be
+            for part in rest:  # a few at a time, as room is made for all possible blocks
                 trial, _, more = self._learned(trial, part, NO_OWNS, None, new=True)
                 squares += more
             if squares < least:
-                for name in ("reuse", "reuse_counts"):  # trials know no users
+                for name in ("reuse", "reuse_counts"):  # trials have no users
                     getattr(trial, name)[:, USER] = getattr(self.shared, name)[:, USER]
                 self.shared, least = trial, squares
 
@@ -243,7 +242,7 @@ class ResidualKalman:
         return shared, Owns(*packed_owns(workspace, k)), squares
 
     def forget_events(self) -> bool:
-        """Keep no events, and never learn them again; a start that is not over begins anew. Return if any were kept.
+        """Forget the events kept for relearning; an unfinished start begins again. Return whether any were kept.
 
         Scales that wait for further values stay as they are.
         """
@@ -254,9 +253,9 @@ class ResidualKalman:
         return kept
 
     def to_arrays(self, *, events: bool = True) -> dict[str, Array]:
-        """Return all that was learned, but for personal models: the same arrays however events were batched.
+        """Return the model without personal models: the same arrays however events were batched.
 
-        Without ``events`` they are those of a model that was told to forget them.
+        Without ``events``, the arrays are those after ``forget_events``.
         """
         first = _joined(self.first or [])._asdict() if events and _n_events(self.first) else {}
         kept = {f"first.{name}": array for name, array in first.items()}
@@ -273,7 +272,7 @@ class ResidualKalman:
         return {name: np.array(array) for name, array in arrays.items()} | kept
 
     def load_arrays(self, arrays: Mapping[str, Array]) -> None:
-        """Go on from what ``to_arrays`` of a model with the same settings returned."""
+        """Restore the arrays that ``to_arrays`` of a model with the same settings returned."""
         self.first, self.shared = None, None
         if "first.users" in arrays:
             self.first = [Events(*[np.array(arrays[f"first.{name}"]) for name in Events._fields])]
@@ -304,20 +303,14 @@ def _settled(start: Events, max_blocks: int, tail_bits: int) -> Shared:
     frequent = sorted((-n, key) for key, n in counts.items() if n >= CORE_COUNT)[: CORE_SIZE - 1]
     length = float(np.sqrt(1 + sum(counts.values()) / start.users.size))
     shared = new_shared(1 + len(frequent), length, max_blocks, tail_bits)
-    for k in range(start.users.size):
-        for j in range(start.starts[k], start.starts[k + 1]):
-            value = float(start.values[j])
-            if j >= start.starts[k] + start.n_context[k]:
-                action_value(shared, start.hashes[j], value, start.fields[j], True)
-            elif value:
-                scale_of(shared, key_of(start.hashes[j]), value, True, CONTEXT_UNIT)
+    settle_events(shared, start)
     for place, (_, key) in enumerate(frequent):
         shared.scale_core[find_scale(shared.scale_keys, np.uint32(key))] = 1 + place
     return shared
 
 
 def _forget_values(shared: Shared) -> None:
-    """Settle all scales by the values that there are."""
+    """Settle all scales by the values so far."""
     shared.scale_first[:] = 0.0
     shared.scale_seen[shared.scale_seen > 0] = FIRST_VALUES
 
@@ -330,21 +323,21 @@ def in_present_basis(shared: Shared, own: Array) -> Array:
     return turned
 
 
-def fixed(request: Request) -> Request:
+def fixed(request: KalmanRequest) -> KalmanRequest:
     """Return a request that cannot be written to, as a ranker's: kernels are compiled once for both."""
     hashes, values, fields = (column.view() for column in request[:3])
     for column in (hashes, values, fields):
         column.flags.writeable = False
-    return Request(hashes, values, fields, request.starts)
+    return KalmanRequest(hashes, values, fields, request.starts)
 
 
 def request_of(
     context: tuple[Sequence[int], Sequence[float]],
     actions: Sequence[tuple[Sequence[int], Sequence[float], Sequence[int]]],
-) -> Request:
+) -> KalmanRequest:
     """Return a context (hashes, values) and actions (hashes, values, fields) as a request."""
     rows = [(*context, np.zeros(len(context[0]))), *actions]
-    return Request(
+    return KalmanRequest(
         np.concatenate([np.asarray(row[0], np.uint32) for row in rows]),
         np.concatenate([np.asarray(row[1], np.float32) for row in rows]),
         np.concatenate([np.asarray(row[2], np.uint32) for row in rows]),
@@ -352,7 +345,7 @@ def request_of(
     )
 
 
-def events_of(examples: Sequence[tuple[Request, int, float, int]]) -> Events:
+def events_of(examples: Sequence[tuple[KalmanRequest, int, float, int]]) -> Events:
     """Return events from (request, action taken, reward, user's model or −1)."""
     rows, n_context = [], []
     for request, action, _, _ in examples:

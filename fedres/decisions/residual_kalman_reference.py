@@ -1,7 +1,7 @@
 """``residual-kalman`` in plain NumPy: the readable twin, which the compiled model is tested against.
 
-docs/how-it-works/decision-model.md has the reasons. Only learning changes anything, and what is kept is bounded: what
-was not learned for the longest time makes room, in the shared model and in each personal one.
+docs/how-it-works/decision-model.md has the reasons. Only learning changes the state, whose size is bounded: the least
+recently learned entries make room, in the shared model and in each personal one.
 
     z    scaled context: the constant and the core, at most 64 coordinates    t    all others: the tail
     U    leading eigenvectors of the mean of zz';  r = U'z                    x_f  value of f; 1 for categories
@@ -22,7 +22,7 @@ import numpy as np
 from fedres.checks import Array
 from fedres.decisions import constants as the
 from fedres.decisions.jacobi_reference import eigenvectors
-from fedres.decisions.kalman_inputs_reference import Action, Event, Hashed, Inputs, Tail
+from fedres.decisions.kalman_inputs_reference import Action, Hashed, Inputs, KalmanEvent, Tail
 
 
 class Prior:
@@ -45,10 +45,10 @@ class Prior:
 
 
 class LightPrior(Prior):
-    """Of light entries: as of blocks, unless users who meet a feature first are the worse for what they say.
+    """Of light entries: as of blocks, unless they make predictions worse for users new to a feature.
 
-    Of the slope of errors by what they say, the upper end of one standard error decides: entries that do not count are
-    rarely chosen, and would stay so by bad luck.
+    The slope of errors by their means decides, plus one standard error: actions whose entries do not count are rarely
+    chosen, and would stay so by bad luck.
     """
 
     gain = 0.0
@@ -62,31 +62,31 @@ class LightPrior(Prior):
         self.log_tau = min(max(math.log(usual) if helps else self.least, self.least), self.most)
 
 
-class Drift(Prior):
+class DriftPrior(Prior):
     """Share φ = exp(l) of a block's covariance that goes back to its prior when it is learned; l steps as log τ."""
 
     rate, least, most, forgets = the.LOG_DRIFT_RATE, the.LEAST_LOG_DRIFT, the.MOST_LOG_DRIFT, the.DRIFT_FORGETS
-    idle, since = 0.0, 0  # what adds up for blocks that have not learned since an event
+    idle, since = 0.0, 0  # accumulated drift of the blocks not learned since an event
 
 
 class Reuse:
     """Share ρ = 1 − (features learned once)/(all that were learned): a running mean that starts at 1 (Good and Turing).
 
-    What is learned for the first time counts 0, for the second time 2, as the first one has been of use by then.
+    A feature learned for the first time counts 0, for the second time 2, since the first has proved useful by then.
     """
 
     def __init__(self) -> None:
         self.share, self.count = 1.0, 0
 
     def add(self, times: int) -> None:
-        """Count a feature that was learned so many times before."""
+        """Count a feature that was learned ``times`` before."""
         self.count += 1
         value, rate = (0, 2, 1)[min(times, 2)], max(1 / (self.count + 4), the.LEAST_REUSE_RATE)
         self.share = min(self.share + rate * (value - self.share), 1.0)
 
 
 class Field:
-    """What is learned of a field of actions: priors of its kinds of weights, and its reuse."""
+    """The learned state of a field of actions: priors of its kinds of weights, and its reuse."""
 
     def __init__(
         self, shared: float = the.FIRST_SHARED_LOG_TAU, tail: float = the.FIRST_LOG_TAU, prior: type[Prior] = Prior
@@ -128,7 +128,7 @@ class Information:
         self._set(w + gain * error / q, self.H + np.outer(r, r) / rest, tau)
 
     def turned(self, turn: Array, tau: float) -> Information:
-        """Return it in another basis: means are turned, precisions keep what there is room for."""
+        """Return it in another basis: means are turned, precisions keep the entries that fit."""
         information = Information(len(self.b))
         information._set(turn @ self.posterior(tau)[1], turn @ self.H.astype(float) @ turn.T, tau)
         return information
@@ -166,14 +166,14 @@ class Dense:
         self.covariance += share * (np.diag(np.exp(self.log_tau)) - self.covariance)
 
     def to_light(self, z: Array) -> Information:
-        """Return what it says of a usual context z: h is the precision that was learned, b that times the value."""
+        """Return its prediction for a usual context z: h is the learned precision, b is h times the value."""
         variance, light = z @ self.covariance @ z, Information()
         light.H[0, 0] = max(float(1 / variance - 1 / (np.exp(self.log_tau) @ z**2)), 0.0)
         light.b[0] = self.mean @ z / variance
         return light
 
     def from_light(self, light: Information, z: Array) -> None:
-        """Learn what a light entry says: at a usual context z the value b/h, with the noise 1/h."""
+        """Learn a light entry: at a usual context z the value b/h, with the noise 1/h."""
         gain, b, h = np.exp(self.log_tau) * z, float(light.b[0]), float(light.H[0, 0])
         self.mean = b * gain / (1 + h * (gain @ z))
         self.covariance = self.covariance - h * np.outer(gain, gain) / (1 + h * (gain @ z))
@@ -197,7 +197,7 @@ class Block:
     times: int = 0  # learned
 
 
-class Table:
+class BlockTable:
     """Blocks in rows, as many as there is room for. With a ``window``, a key may take only one of so many rows."""
 
     def __init__(self, limit: int, window: int | None = None) -> None:
@@ -235,11 +235,11 @@ class Own:
 
     def __init__(self, basis: int, n_blocks: int, n_biases: int) -> None:
         self.basis, self.clock = basis, 0  # events learned
-        self.blocks, self.biases = Table(n_blocks), Table(n_biases)
+        self.blocks, self.biases = BlockTable(n_blocks), BlockTable(n_biases)
 
 
 class Term(NamedTuple):
-    """Weights of a feature in information form, with what they are multiplied by and their prior."""
+    """Weights of a feature in information form, with their inputs and their prior."""
 
     side: int  # the column of ``Used.parts``
     weights: Information
@@ -248,7 +248,7 @@ class Term(NamedTuple):
 
 
 class Used(NamedTuple):
-    """A feature in a prediction: its value, its field, its weights, and what they predict at x = 1.
+    """A feature in a prediction: its value, its field, its weights, and their prediction at x = 1.
 
     Rows of ``parts`` are mean, variance and slope by log τ; columns are the constant, of which the next one has mean
     and variance, core, tail, personal weights, bias.
@@ -280,17 +280,17 @@ class ResidualKalman(Inputs):
         self.low, self.span = reward_range[0], reward_range[1] - reward_range[0]
         self.tail_bits, self.own_bytes, self.own_size = tail_bits, own_bytes, own_size
         self.choice_events = choice_events
-        self.first: list[Event] | None = []  # until they are learned again
+        self.first: list[KalmanEvent] | None = []  # until they are learned again
         self.learned, self.noise = 0, the.FIRST_NOISE
         self.bases: list[Array] = []
-        self.drift = Drift(the.LEAST_LOG_DRIFT)
+        self.drift = DriftPrior(the.LEAST_LOG_DRIFT)
         self.fields: dict[int, Field] = {0: Field()}
-        self.blocks, self.light = Table(max_blocks), Table(max_light, the.LIGHT_WINDOW)
+        self.blocks, self.light = BlockTable(max_blocks), BlockTable(max_light, the.LIGHT_WINDOW)
         self.tail: dict[int, Information] = {}
         self.own: dict[Hashable, Own] = {}
 
     def predict(self, user: Hashable, context: Hashed, actions: Sequence[Action]) -> tuple[Array, Array]:
-        """Return the mean and the width of each action's reward; nothing is known before the start is over."""
+        """Return the mean and the width of each action's reward; all are equal before the start is over."""
         if not self.bases:
             return np.full(len(actions), self.low), np.full(len(actions), self.span)
         z, t = self._context(context)
@@ -315,8 +315,8 @@ class ResidualKalman(Inputs):
         """Return those of all features; a feature with a block may have an old light entry."""
         return self.light.weights() | self.blocks.weights()
 
-    def learn(self, event: Event) -> None:
-        """Learn a reward. The first 16 begin the shared model; all first ones are kept until they are learned again."""
+    def learn(self, event: KalmanEvent) -> None:
+        """Learn a reward. The first 16 begin the shared model; early ones are kept until they are learned again."""
         if self.first is not None:
             self.first.append(event._replace(user=None))
         if self.bases:
@@ -328,7 +328,7 @@ class ResidualKalman(Inputs):
             self._choose()
 
     def _choose(self) -> None:
-        """Learn the first events again, with τ of one field at a time at 1 and of all others at .01; keep the best."""
+        """Learn the first events again, with τ of one field at a time at 1, of all others at 0.01; keep the best."""
         first, self.first, least = self.first or [], None, math.inf
         several = len(self.fields) > 2 and len(first) > the.START_EVENTS
         for main in [*self.fields][1 : 1 + the.CHOICE_FIELDS] if several else []:
@@ -340,13 +340,13 @@ class ResidualKalman(Inputs):
                 trial.fields[name] = Field(the.FIRST_SHARED_LOG_TAU if name == main else the.FIRST_LOG_TAU)
             trial._begin(first[: the.START_EVENTS])
             squares = sum(trial._learn(each, new=True) ** 2 for each in first[the.START_EVENTS :])
-            for name, of in self.fields.items():  # trials know no users
+            for name, of in self.fields.items():  # trials have no users
                 trial.fields[name].own_reuse = of.own_reuse
             if squares < least:
                 least, self.noise, self.drift = squares, trial.noise, trial.drift
                 self.fields, self.blocks, self.light, self.tail = trial.fields, trial.blocks, trial.light, trial.tail
 
-    def _begin(self, start: Sequence[Event]) -> None:
+    def _begin(self, start: Sequence[KalmanEvent]) -> None:
         """Choose the core by the start's events, and learn them."""
         self._settle(start)
         d = len(self.core)
@@ -364,7 +364,7 @@ class ResidualKalman(Inputs):
     def _predicted(
         self, key: int, x: float, of: Field, z: Array, t: Tail, shared: Any, own: Any = None, bias: Any = None
     ) -> Used:
-        """Return what the weights of a feature predict; without a personal side if there is none."""
+        """Return the prediction of a feature's weights, including the personal ones if any."""
         dense, terms, parts = None, list[Term](), np.zeros((3, 5))
         if isinstance(shared, Information):
             terms.append(Term(1, shared, np.ones(1), of.light))
@@ -383,7 +383,7 @@ class ResidualKalman(Inputs):
         return Used(x, of, dense, terms, parts)
 
     def _usual_tau(self, of: Field) -> float:
-        """Return the prior variance of what a block of the field says of a usual context."""
+        """Return the prior variance of the prediction of a block of the field for a usual context."""
         return float(np.exp(of.log_tau(len(self.usual))) @ self.usual**2)
 
     def _touch(self, key: int, name: int, of: Field) -> Block | None:
@@ -432,7 +432,7 @@ class ResidualKalman(Inputs):
         block = self._touch(key, name, of)
         if block is None:
             return None
-        if own:  # what is new to the user takes no other's directions
+        if own:  # a feature new to the user replaces no other's directions
             fresh = Information(self.bases[-1].shape[1])
             mine = own.blocks.touch(key, name, own.clock, fresh, displaces=met > 0)
             bias = own.biases.touch(key, name, own.clock, Information())
@@ -444,7 +444,7 @@ class ResidualKalman(Inputs):
             use.parts[2, 1] = 0.0 if met else block.weights.predict(np.ones(1), self._usual_tau(of))[0]
         return use
 
-    def _learn(self, event: Event, *, new: bool, beside: tuple[float, float] = (0.0, 0.0)) -> float:
+    def _learn(self, event: KalmanEvent, *, new: bool, beside: tuple[float, float] = (0.0, 0.0)) -> float:
         """Learn an event beside the mean and the variance of another model; return the error."""
         n, basis_from = self.learned, 2 * max(the.START_EVENTS, len(self.core))
         if n >= basis_from and n & (n - 1) == 0 and len(self.bases) < the.MAX_BASES:  # at 32, 64, ... events
@@ -474,7 +474,7 @@ class ResidualKalman(Inputs):
                 if block.used < self.drift.since:
                     block.weights.drift(1 - math.exp(-self.drift.idle))
             self.drift.idle, self.drift.since = 0.0, self.learned
-        # Noise: its expected square given e (expectation-maximisation), in a running mean that keeps a least rate.
+        # Noise: its expected square given e (expectation-maximization), in a running mean that keeps a least rate.
         square, rate = (self.noise / q * error) ** 2 + self.noise * variance / q, 1 / (self.learned + 20)
         noise = self.noise + max(rate, the.LEAST_NOISE_RATE) * (square - self.noise)
         self.noise = min(max(noise, the.LEAST_NOISE), the.MOST_NOISE)
@@ -485,7 +485,7 @@ class ResidualKalman(Inputs):
         of, slopes, n, start = use.of, error * use.x * use.parts[2], self.learned, the.CORE_TAU_START
         if use.dense is None:
             of.light.count(use.x * use.parts[2, 1], error, self.noise, self._usual_tau(of))
-        elif len(self.fields) > 2:  # a sum of constants, which cannot be told apart
+        elif len(self.fields) > 2:  # a sum of constants, which cannot be separated
             of.core.step(slopes[0] + slopes[1] if n >= start else 0.0)
             of.constant.log_tau = of.core.log_tau
         else:

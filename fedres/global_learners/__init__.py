@@ -40,7 +40,7 @@ LOSSES = ("squared", "logistic", "softmax")
 def global_learner(name: str, **hyperparameters: Any) -> Any:
     """Return the learner of this name, e.g. ``global_learner("fedogd", dim=8, n_clients=3, step_size=0.1)``.
 
-    ``dim`` (and ``outputs`` for softmax) stands for a linear model on that many global features; any other is given as
+    ``dim`` (and ``outputs`` for softmax) stands for a linear model on that many global features; pass any other as
     ``model``. ``loss`` is "squared" (the default), "logistic", "softmax" or a loss object.
     """
     learner = learner_class(name)

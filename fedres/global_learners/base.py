@@ -16,28 +16,30 @@ from fedres.messages import BITS_PER_REAL, Down, Up
 from fedres.models import Factored, Model, factored
 
 
-class Observed(NamedTuple):
-    """One round's checked examples of n clients; rows that are not present are zero, and nobody writes to them."""
+class ObservedRound(NamedTuple):
+    """One round's checked examples of n clients, read-only; rows that are not present are zero."""
 
     features: Array
     local_prediction: Array
     label: Array
     present: Array
-    offset: Array | None = None  # what the clients' shared weights of this round say, where that is known already
+    offset: Array | None = None  # the clients' shared part of the prediction in this round, if already computed
 
-    def take(self, rows: Array) -> Observed:
+    def take(self, rows: Array) -> ObservedRound:
         """Return these rows, which are in order and differ."""
         if len(rows) == len(self.label):
             return self
         offset = None if self.offset is None else self.offset[rows]
-        return Observed(self.features[rows], self.local_prediction[rows], self.label[rows], self.present[rows], offset)
+        return ObservedRound(
+            self.features[rows], self.local_prediction[rows], self.label[rows], self.present[rows], offset
+        )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Setting:
-    """The problem a global learner is set: its hyperparameters add to these fields.
+    """The problem of a global learner, whose hyperparameters are further fields.
 
-    The class attributes say what a learner needs of its host.
+    The class attributes are the learner's requirements for its host.
     """
 
     keeps_state: ClassVar[bool] = False  # clients keep models or samples in their half: a place is not for another
@@ -67,7 +69,7 @@ class Setting:
 
     @property
     def minibatch(self) -> int:
-        """The rounds of a mini-batch, inside which both models stay as they are."""
+        """The rounds of a mini-batch, within which both models do not change."""
         return 1
 
     def keep(self, name: str, value: Array) -> None:
@@ -90,7 +92,7 @@ class Setting:
         return result.astype(np.int64)
 
     def takes_part(self, t: int, who: Array) -> Array:
-        """Return which of the given clients upload after round t, if they have data: all, unless a rule says else."""
+        """Return which of the clients ``who`` upload after round t, if they have data: all by default."""
         return np.ones(len(who), dtype=bool)
 
     def senders(self, t: int) -> Array:
@@ -98,7 +100,7 @@ class Setting:
         return np.flatnonzero(self.takes_part(t, np.arange(self.n_clients)))
 
     def importance(self, who: Array) -> Array:
-        """Return λ of the given clients."""
+        """Return λ of the clients ``who``."""
         if self.client_weights is None:
             return np.ones(len(who))
         return np.asarray(self.client_weights)[who]
@@ -110,8 +112,8 @@ class Setting:
         local_prediction: npt.ArrayLike,
         label: npt.ArrayLike,
         present: npt.ArrayLike | None = None,
-    ) -> Observed:
-        """Return a copy of one round's examples of n clients, or say what is wrong with them."""
+    ) -> ObservedRound:
+        """Return a checked copy of one round's examples of n clients."""
         outputs = (self.model.outputs,) if self.model.outputs else ()
         if np.ndim(local_prediction) == 0:
             local_prediction = np.full((n, *outputs), local_prediction)
@@ -124,9 +126,9 @@ class Setting:
         self.loss.check(label[here])
         features = checks.array("features", features, (n, self.model.features))
         local_prediction = checks.array("local_prediction", local_prediction, (n, *outputs))
-        return Observed(features.copy(), local_prediction.copy(), label.copy(), here.copy())
+        return ObservedRound(features.copy(), local_prediction.copy(), label.copy(), here.copy())
 
-    def slope(self, weights: Array, who: Array, seen: Observed) -> Array:
+    def slope(self, weights: Array, who: Array, seen: ObservedRound) -> Array:
         """Return λ_i ∂ℓ/∂ŷ at the joint prediction, 0 for clients without data."""
         offset = self.model.predict(weights, seen.features) if seen.offset is None else seen.offset
         prediction = offset + seen.local_prediction
@@ -135,11 +137,11 @@ class Setting:
         result: Array = slope * (scale[:, None] if slope.ndim == 2 else scale)
         return result
 
-    def gradient(self, weights: Array, who: Array, seen: Observed) -> Array:
+    def gradient(self, weights: Array, who: Array, seen: ObservedRound) -> Array:
         """Return λ_i ∇ℓ in the shared weights, one row per client, 0 for clients without data."""
         return self.factors(weights, who, seen).rows()
 
-    def factors(self, weights: Array, who: Array, seen: Observed) -> Factored:
+    def factors(self, weights: Array, who: Array, seen: ObservedRound) -> Factored:
         """Return the same, not multiplied out."""
         return factored(self.model, weights, seen.features, self.slope(weights, who, seen))
 
@@ -152,7 +154,7 @@ def _mask(present: npt.ArrayLike, n: int) -> Array:
 
 
 def blank(name: str, value: npt.ArrayLike, present: Array) -> Array:
-    """Return ``value`` with zeros in the rows without data, whatever stood there."""
+    """Return ``value`` with zeros in the rows without data."""
     result = np.array(value, dtype=np.float64)
     if result.ndim == 0 or len(result) != len(present):
         raise ValueError(f"{name} must have {len(present)} rows, got shape {result.shape}")
@@ -176,7 +178,7 @@ class Observer(ABC, Generic[L]):
         return self.update(t, self.learner.check(len(self.who), features, local_prediction, label, present))
 
     @abstractmethod
-    def update(self, t: int, seen: Observed) -> Up | None: ...
+    def update(self, t: int, seen: ObservedRound) -> Up | None: ...
 
 
 class Client(Observer[L]):
@@ -196,7 +198,7 @@ class Client(Observer[L]):
 
 
 class Server(ABC, Generic[L]):
-    """The server's half: the newest shared weights, their version, and what of each client is inside."""
+    """The server's half: the newest shared weights, their version, and the last included round of each client."""
 
     kinds: tuple[str, ...] = ("gradient",)  # of uploads that it reads
 
@@ -208,7 +210,7 @@ class Server(ABC, Generic[L]):
         self.has_uploads = False  # since the last step
 
     def receive(self, up: Up) -> None:
-        """Refuse an upload that does not fit, and then nothing has changed; or learn from it."""
+        """Learn from an upload; refuse one that does not fit, without any change."""
         self.learner.clients(up.who)
         up.check(self.kinds, self.learner.model)
         self.add(up)
@@ -217,7 +219,7 @@ class Server(ABC, Generic[L]):
 
     @abstractmethod
     def add(self, up: Up) -> None:
-        """Learn from an upload that was checked."""
+        """Learn from a checked upload."""
 
     def step(self, t: int) -> Down | None:
         """Close round t: publish new weights if there are uploads since the last."""

@@ -12,10 +12,10 @@ import numpy.typing as npt
 
 from fedres import checks, draws
 from fedres.checks import Array
-from fedres.global_learners.base import Client, Observed, Server, Setting
+from fedres.global_learners.base import Client, ObservedRound, Server, Setting
 from fedres.messages import BITS_PER_REAL, Up
 
-_BATCHES = 0x9E6C63D0876A9A35  # sets the draws of samples apart from those of clients
+_BATCHES = 0x9E6C63D0876A9A35  # separates the draws of samples from those of clients
 _MOST_EPOCHS = 2**20
 
 
@@ -86,7 +86,7 @@ class DynamicFedAvgClient(Client[DynamicFedAvg]):
         self.count = np.zeros(n, dtype=np.int64)  # samples seen by each client
         self.epochs, self.batch = learner.each("epochs"), learner.each("batch")
 
-    def update(self, t: int, seen: Observed) -> Up | None:
+    def update(self, t: int, seen: ObservedRound) -> Up | None:
         rows = np.flatnonzero(seen.present)
         slot = self.count[rows] % self.learner.buffer
         self.features[rows, slot] = seen.features[rows]
@@ -127,7 +127,7 @@ class DynamicFedAvgClient(Client[DynamicFedAvg]):
         moved = model
         for slot, share in batches:
             picked = (rows, slot)
-            seen = Observed(
+            seen = ObservedRound(
                 self.features[picked], self.local_prediction[picked], self.label[picked], np.ones(len(rows), dtype=bool)
             )
             gradient = self.learner.factors(model, self.who[rows], seen)

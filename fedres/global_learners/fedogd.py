@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedres.checks import Array
-from fedres.global_learners.base import Client, Observed, Server, Setting
+from fedres.global_learners.base import Client, ObservedRound, Server, Setting
 from fedres.messages import BITS_PER_REAL, Up
 from fedres.mirror_maps import Ball, project_to_ball
 from fedres.step_sizes import StepSize, as_schedule
@@ -38,7 +38,7 @@ class FedOGD(Setting):
 
 
 class FedOGDClient(Client[FedOGD]):
-    def update(self, t: int, seen: Observed) -> Up | None:
+    def update(self, t: int, seen: ObservedRound) -> Up | None:
         rows = np.flatnonzero(seen.present)
         if not rows.size:
             return None

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from fedres import checks, draws
 from fedres.checks import Array
-from fedres.global_learners.base import Observed, Observer, Server, Setting
+from fedres.global_learners.base import ObservedRound, Observer, Server, Setting
 from fedres.messages import BITS_PER_REAL, Down, Up
 from fedres.mirror_maps import Ball, MirrorMap
 from fedres.models import Factored
@@ -85,7 +85,7 @@ def _blend(mirror_map: MirrorMap, state: Array) -> Array:
 
 
 class Sent(NamedTuple):
-    """Progress of n clients up to a sync; who was not chosen uploads none, and drops it for that sync's average."""
+    """Progress of n clients up to a sync; clients not chosen upload none, and replace theirs by the sync's average."""
 
     t: int
     progress: Array
@@ -106,7 +106,7 @@ class FedOMDClient(Observer[FedOMD]):
     def weights(self, t: int) -> Array:
         return self.map.point(self.state)
 
-    def update(self, t: int, seen: Observed) -> Up | None:
+    def update(self, t: int, seen: ObservedRound) -> Up | None:
         gradient = self.learner.factors(self.weights(t), self.who, seen)
         self.state = self._advance(gradient, self.step_size(t))  # [FedOMD, eq. 3]
         return self._upload(t) if self.learner.syncs_after(t) else None

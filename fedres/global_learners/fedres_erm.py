@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from fedres import checks
 from fedres.checks import Array
-from fedres.global_learners.base import Client, Observed, Server, Setting
+from fedres.global_learners.base import Client, ObservedRound, Server, Setting
 from fedres.least_squares import fit, needs_squared_loss
 from fedres.local_learners.protocol import Correction
 from fedres.messages import BITS_PER_REAL, Down, Statistics, Up
@@ -31,7 +31,7 @@ from fedres.mirror_maps import Ball
 class FedResERM(Setting):
     """Alternating least squares on running Gram sums [FedRes, Alg. 1 and 2]: a round costs the same at any t.
 
-    The client half is the local learner too: the host asks it for ``score`` and tells it through ``learn``.
+    The client half is the local learner too: the host calls its ``score`` and ``learn``.
     """
 
     keeps_state = True
@@ -73,7 +73,7 @@ class FedResERMClient(Client[FedResERM]):
         self.cross = np.zeros((n, local, d))  # LG: Σ x^l x^gᵀ
         self.target = np.zeros((n, local))  # Σ x^l y
         self.local_features: Array | None = None
-        self.active = np.zeros(n, dtype=bool)  # who has had data: only they have a w_i to tell of
+        self.active = np.zeros(n, dtype=bool)  # clients that have had data: only they have a w_i
         self.stale = False
 
     def receive(self, down: Down) -> None:
@@ -96,12 +96,12 @@ class FedResERMClient(Client[FedResERM]):
         raise ValueError("local_timing must be 'immediate' for fedres-erm, which refits samples: got 'aligned'")
 
     def see(self, label: Array, present: Array) -> None:
-        """Nothing to note: these predictions have no range."""
+        """Do nothing: these predictions have no range."""
 
     def weigh(self, importance: Array) -> None:
-        """Nothing to note: the minimiser of λ_i times a loss is that of the loss."""
+        """Do nothing: the minimiser of λ_i times a loss is that of the loss."""
 
-    def update(self, t: int, seen: Observed) -> Up | None:
+    def update(self, t: int, seen: ObservedRound) -> Up | None:
         if self.local_features is None:
             raise ValueError(f"local_features must be given to learn before observe, got none in round {t}")
         local, self.local_features = self.local_features * seen.present[:, None], None

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from fedres import checks
 from fedres.checks import Array
-from fedres.global_learners.base import Client, Observed, Server, Setting
+from fedres.global_learners.base import Client, ObservedRound, Server, Setting
 from fedres.messages import BITS_PER_REAL, Down, Triplet, Up
 from fedres.mirror_maps import Ball, project_to_ball
 from fedres.models import Linear
@@ -92,7 +92,7 @@ class AlignedClient(BatchClient):
         self.total = np.zeros((len(self.who), 0 if self.factored else learner.model.dim))
         self.active = np.zeros(len(self.who), dtype=bool)
 
-    def update(self, t: int, seen: Observed) -> Up | None:
+    def update(self, t: int, seen: ObservedRound) -> Up | None:
         self._fetch(t)
         if self.factored:
             return self._residual(t, seen)
@@ -100,7 +100,7 @@ class AlignedClient(BatchClient):
         self.active |= seen.present
         return self._batch_gradient(t) if t % self.batch == 0 and self.active.any() else None
 
-    def _residual(self, t: int, seen: Observed) -> Up | None:
+    def _residual(self, t: int, seen: ObservedRound) -> Up | None:
         rows = np.flatnonzero(seen.present)
         if not rows.size:
             return None
@@ -120,9 +120,9 @@ class TripletClient(BatchClient):
 
     def __init__(self, learner: Setting, who: npt.ArrayLike | None) -> None:
         super().__init__(learner, who)
-        self.rounds: list[Observed] = []
+        self.rounds: list[ObservedRound] = []
 
-    def update(self, t: int, seen: Observed) -> Up | None:
+    def update(self, t: int, seen: ObservedRound) -> Up | None:
         self._fetch(t)
         self.rounds.append(seen)
         if t % self.batch:
@@ -148,7 +148,7 @@ class FedResSGDServer(Server[FedResSGD]):
         self.arrived.append(up)
 
     def step(self, t: int) -> Down | None:
-        """Step at the end of a batch only, also where uploads arrive in between."""
+        """Step at the end of a batch only, even if uploads arrive in between."""
         return None if t % self.learner.batch else super().step(t)
 
     def next_weights(self, t: int) -> Array:
@@ -162,5 +162,5 @@ class FedResSGDServer(Server[FedResSGD]):
         body = up.body
         if not isinstance(body, Triplet):
             return up.row_sum()
-        seen = Observed(body.features, body.local_prediction, body.label, np.ones(len(up.who), dtype=bool))
+        seen = ObservedRound(body.features, body.local_prediction, body.label, np.ones(len(up.who), dtype=bool))
         return self.learner.factors(self.weights, up.who, seen).sum() / self.learner.batch

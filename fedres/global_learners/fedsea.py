@@ -21,7 +21,7 @@ from fedres.step_sizes import StepSize, as_schedule
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FedSEA(Setting):
-    """The iterates of FedOMD on a Euclidean ball [FedSEA, Alg. 1], synchronised where t mod τ = 0.
+    """The iterates of FedOMD on a Euclidean ball [FedSEA, Alg. 1], synchronized if t mod τ = 0.
 
     Its steps (``fedres.step_sizes``), regret (on expected losses) and bounds (``fedres.bounds``) are its own.
     """

@@ -26,7 +26,7 @@ from fedres.mirror_maps import Ball
 class FictitiousPlay(Setting):
     """w^g ← argmin Σ_i Σ_s ℓ(y, w·x^g + local prediction as it was made) [FedRes, eq. 6], by running sums."""
 
-    ridge: float = 0.1  # pulls towards the start: without it a wild first fit is remembered for ever
+    ridge: float = 0.1  # pulls towards the start: without it a wild first fit persists forever
     radius: float = math.inf  # D
 
     def __post_init__(self) -> None:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from fedres import checks, draws
 from fedres.checks import Array
-from fedres.global_learners.base import Client, Observed, Setting
+from fedres.global_learners.base import Client, ObservedRound, Setting
 from fedres.global_learners.fedogd import MeanGradientServer
 from fedres.messages import BITS_PER_REAL, Up
 from fedres.step_sizes import StepSize, as_schedule
@@ -52,13 +52,13 @@ def checked_participation(participation: npt.ArrayLike, n_clients: int) -> Array
 
 
 def chances(participation: npt.ArrayLike, who: Array) -> Array:
-    """Return p of the given clients."""
+    """Return p of the clients ``who``."""
     each = np.asarray(participation, dtype=np.float64)
     return np.full(len(who), each) if each.ndim == 0 else each[who]
 
 
 def heads(seed: int, t: int, who: Array, participation: npt.ArrayLike) -> Array:
-    """Return whose coins of round t say that they take part."""
+    """Return which clients take part in round t by their coins."""
     result: Array = draws.uniform(seed, t, who) < chances(participation, who)
     return result
 
@@ -68,7 +68,7 @@ class OFedAvgClient(Client[OFedAvg]):
         super().__init__(learner, who)
         self.chance = chances(learner.participation, self.who)
 
-    def update(self, t: int, seen: Observed) -> Up | None:
+    def update(self, t: int, seen: ObservedRound) -> Up | None:
         rows = np.flatnonzero(seen.present & self.learner.takes_part(t, self.who))
         if not rows.size:
             return None

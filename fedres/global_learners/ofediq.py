@@ -1,4 +1,4 @@
-"""OFedIQ: intermittent transmission and quantisation of gradients.
+"""OFedIQ: intermittent transmission and quantization of gradients.
 
 [OFedIQ] D. Kwon, J. Park, S. Hong. Tighter Regret Analysis and Optimization of Online Federated Learning. 2023.
 """
@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from fedres import checks, draws
 from fedres.checks import Array
-from fedres.global_learners.base import Client, Observed, Setting
+from fedres.global_learners.base import Client, ObservedRound, Setting
 from fedres.global_learners.fedogd import MeanGradientServer
 from fedres.global_learners.ofedavg import chances, checked_participation, heads
 from fedres.messages import BITS_PER_REAL, Up
@@ -23,7 +23,7 @@ _ROUNDING = 0x2545F4914F6CDD1D
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class OFedIQ(Setting):
-    """L local steps, then with probability p_k a quantised message [OFedIQ, Alg. 2].
+    """L local steps, then with probability p_k a quantized message [OFedIQ, Alg. 2].
 
     ``fedres.ofediq_parameters`` chooses participation, levels and blocks for a budget of bits.
     """
@@ -66,14 +66,14 @@ class OFedIQClient(Client[OFedIQ]):
         self.local: Array = np.empty((0, self.shared.size))  # g_{k,t} of those rows
         self.active: Array = np.empty(0, dtype=bool)
 
-    def update(self, t: int, seen: Observed) -> Up | None:
+    def update(self, t: int, seen: ObservedRound) -> Up | None:
         if (t - 1) % self.learner.period == 0:
             self._begin(t)
         if not self.rows.size:
             return None
         chosen = seen.take(self.rows)
         if (t - 1) % self.learner.period:
-            chosen = chosen._replace(offset=None)  # which is what w says, not θ
+            chosen = chosen._replace(offset=None)  # that of w, not of θ
         gradient = self.learner.factors(self.local, self.who[self.rows], chosen)
         self.active |= chosen.present
         chance = self.chance[self.rows]
@@ -85,7 +85,7 @@ class OFedIQClient(Client[OFedIQ]):
         return self._upload(t, (self.period_start - self.local) / (self.learner.step_size * chance[:, None]))
 
     def _begin(self, t: int) -> None:
-        """Start a period. Its last round's coins are known now, and whoever will not send need not compute."""
+        """Start a period. Its last round's coins are drawn now, so clients that will not send need not compute."""
         end = t + self.learner.period - 1
         self.rows = np.flatnonzero(self.learner.takes_part(end, self.who))
         self.period_start = self.shared
@@ -93,7 +93,7 @@ class OFedIQClient(Client[OFedIQ]):
         self.active = np.zeros(len(self.rows), dtype=bool)
 
     def _upload(self, t: int, message: Array) -> Up | None:
-        """Return (w − θ)/(η p_k) [OFedIQ, eq. 8] of those that had data, quantised."""
+        """Return (w − θ)/(η p_k) [OFedIQ, eq. 8] of clients that had data, quantized."""
         if not self.active.any():
             return None
         who = self.who[self.rows[self.active]]
@@ -113,7 +113,7 @@ def _seeds(seed: int, t: int, who: Array) -> Array:
 
 
 class OFedIQServer(MeanGradientServer):
-    """Adds up what arrives, decoded where it is quantised [OFedIQ, eq. 9]."""
+    """Adds up the uploads, decoded if quantized [OFedIQ, eq. 9]."""
 
     kinds = ("gradient", "quantised gradient")
 

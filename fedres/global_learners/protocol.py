@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from fedres.checks import Array
-from fedres.global_learners.base import Observed
+from fedres.global_learners.base import ObservedRound
 from fedres.messages import Down, Up
 
 
@@ -21,13 +21,13 @@ class GlobalClient(Protocol):
     def observe(
         self, t: int, features: Array, local_prediction: Array, label: Array, present: Array | None = None
     ) -> Up | None:
-        """Check round t's examples (rows without data: ``present`` is False), take them in, say what to upload."""
+        """Check and learn round t's examples (rows without data: ``present`` is False); return the upload."""
 
-    def update(self, t: int, seen: Observed) -> Up | None:
-        """Do the same with examples that are checked, for a host that did so: it may know the ``offset`` too."""
+    def update(self, t: int, seen: ObservedRound) -> Up | None:
+        """Do the same with examples that the host has checked; it may have computed the ``offset`` too."""
 
     def receive(self, down: Down) -> None:
-        """Take a new shared model; an older one than the newest known changes nothing."""
+        """Receive a shared model; ignore it if it is older than the newest one received."""
 
 
 class GlobalServer(Protocol):
@@ -36,7 +36,7 @@ class GlobalServer(Protocol):
         """The newest shared weights w^g, (D,); not to be written to."""
 
     def receive(self, up: Up) -> None:
-        """Take an upload, however late it is."""
+        """Receive an upload, however late."""
 
     def step(self, t: int) -> Down | None:
         """Close round t: return the new shared model, or None if there is none."""

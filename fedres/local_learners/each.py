@@ -22,7 +22,7 @@ class Each:
 
     @property
     def loss(self) -> Loss:
-        """What the learners descend; squared, as VW does, for one that does not say."""
+        """The loss that the learners minimize; squared, as in VW, for one without a ``loss``."""
         losses = {getattr(learner, "loss", Squared()) for learner in self.learners}
         if len(losses) > 1:
             raise ValueError(f"learners must descend one loss, got {losses}")
@@ -59,13 +59,13 @@ class Each:
                 self.learners[client].correct(x, its_slope)
 
     def weigh(self, importance: Array) -> None:
-        """Tell each client's learner its weight in the loss."""
+        """Set each client's weight in the loss."""
         weights = checks.array("importance", importance, (len(self.learners),))
         for learner, weight in zip(self.learners, weights.tolist(), strict=True):
             learner.weigh(weight)
 
     def see(self, label: Array, present: Array) -> None:
-        """Take note of the labels of the clients that are present."""
+        """Widen the ranges of predictions by the labels of the clients that are present."""
         clients = self._clients(present)
         for client, y in zip(clients, self._present("label", label, clients, 1), strict=True):
             self.learners[client].see(y)

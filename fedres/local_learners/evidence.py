@@ -1,13 +1,13 @@
-"""How much of what is left over a prediction explains, as far as one can tell by now."""
+"""An estimate of how much of the residuals a prediction explains."""
 
 from __future__ import annotations
 
-FORGET = 0.99  # what older evidence keeps of its weight, at least, each time more comes in
+FORGET = 0.99  # the least share of its weight that older evidence keeps with each new observation
 RECENT = 4.0  # later on 1 - 4/n is kept, so that the m-th of n counts (m/n)⁴, and all together as much as n/5
 
 
 def kept(n: int) -> float:
-    """Return what older evidence keeps when the n-th comes in."""
+    """Return the share of its weight that older evidence keeps at the n-th observation."""
     return max(FORGET, 1 - RECENT / n)
 
 
@@ -28,5 +28,5 @@ class Evidence:
         self.squares = keep * self.squares + part * part
 
     def ratio(self, explained: float, squares: float) -> float:
-        """Return the answer within [0, 1], with this much evidence from before."""
+        """Return the least-squares ratio within [0, 1], with this much prior evidence."""
         return min(max((self.explained + explained) / (self.squares + squares), 0.0), 1.0)

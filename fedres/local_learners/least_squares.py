@@ -56,7 +56,7 @@ class LocalLeastSquares:
         raise ValueError("local_timing must be 'immediate' for least squares, which fits labels: got 'aligned'")
 
     def see(self, label: Array, present: Array) -> None:
-        """Nothing to note: these predictions have no range."""
+        """Do nothing: these predictions have no range."""
 
     def weigh(self, importance: Array) -> None:
-        """Nothing to note: the minimiser of λ_i times a loss is that of the loss."""
+        """Do nothing: the minimiser of λ_i times a loss is that of the loss."""

@@ -156,7 +156,7 @@ class LinearLearner:
         return _HEADER.pack(_FORMAT, self._dim, zlib.crc32(body)) + body
 
     def set_state(self, state: bytes) -> None:
-        """Go on from what ``get_state`` returned; the learning rate stays this learner's own."""
+        """Restore the state that ``get_state`` returned; the learning rate stays this learner's own."""
         self._state = _unpack(state, self._dim)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -188,7 +188,7 @@ def _positions(dim: int) -> Array:
 
 
 def split(features: Features, dim: int | None = None) -> tuple[Array, Array]:
-    """Return features as int64 indices and float64 values of one length, not yet looked into."""
+    """Return features as int64 indices and float64 values of one length, not yet checked."""
     if isinstance(features, tuple):
         return _split_sparse(features)
     values = _vector("features", features)
@@ -220,7 +220,7 @@ def _vector(name: str, numbers: Any) -> Array:
 
 
 def finite(name: str, value: float) -> None:
-    """Refuse what is not finite as a 32-bit float."""
+    """Refuse a number that is not finite as a 32-bit float."""
     if not abs(float(value)) <= _LARGEST:
         raise ValueError(f"{name} must be finite in 32 bits, got {value}")
 

@@ -1,4 +1,4 @@
-"""A quick and a slow learner as one: what is noise and what is news shows only in time."""
+"""A fast and a slow learner combined: only time shows which errors are noise and which are changes."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class Paced:
     """Both learn every label; a prediction lies between theirs, as near to the quick one's as has been right so far.
 
     Where labels follow from features, large steps pay; where labels are noisy, their predictions are noise too. The
-    share is the least-squares answer to "how far from the slow one's prediction towards the quick one's", from what
-    both said before they learned the labels.
+    share is the least-squares answer to "how far from the slow one's prediction towards the quick one's", from both
+    predictions before the labels were learned.
     """
 
     def __init__(self, quick: RangedLearner, slow: RangedLearner) -> None:
@@ -62,7 +62,7 @@ class Paced:
         self.slow.weigh(importance)
 
     def close(self) -> None:
-        """Free what the learners hold outside Python, as VW's do."""
+        """Free memory that the learners hold outside Python, as VW's do."""
         for learner in (self.quick, self.slow):
             close: Any = getattr(learner, "close", None)
             if close is not None:

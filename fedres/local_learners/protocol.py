@@ -1,4 +1,4 @@
-"""What a client's own model can do. Implementations need not import this."""
+"""The interface of a client's own model. Implementations need not import this."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Features = Array | tuple[Array, Array]  # dense, or sparse (indices, values)
 
 
 class LocalLearner(Protocol):
-    """One client's model, fitted to what the global prediction (``offset``) leaves over."""
+    """One client's model, fitted to the residuals of the global prediction (``offset``)."""
 
     def score(self, features: Features) -> float:
         """Return the local part of a prediction: no offset, no clamp."""
@@ -26,10 +26,10 @@ class LocalLearner(Protocol):
         """Take the step that an earlier prediction on ``features`` with this slope ∂ℓ/∂ŷ calls for."""
 
     def see(self, label: float) -> None:
-        """Take note of a label, for the range of predictions, without a step; ``learn`` does it by itself."""
+        """Widen the range of predictions to a label, without a step; ``learn`` does that itself."""
 
     def weigh(self, importance: float) -> None:
-        """Take note of λ_i, the weight of all further examples in the loss."""
+        """Set λ_i, the weight of all further examples in the loss."""
 
 
 class Correction(NamedTuple):

@@ -65,7 +65,7 @@ class LocalSGD:
         self.weights = np.where(present[:, None], moved, self.weights)
 
     def see(self, label: Array, present: Array) -> None:
-        """Nothing to note: these predictions have no range."""
+        """Do nothing: these predictions have no range."""
 
     def weigh(self, importance: Array) -> None:
         self.importance = checks.array("importance", importance, self.importance.shape).copy()

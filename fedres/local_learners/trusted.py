@@ -1,4 +1,4 @@
-"""A local model that counts for as much as it has been worth."""
+"""A local model weighted by how much it has improved predictions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ DOUBT = 0.3  # evidence of no worth that every model starts with
 
 
 class RangedLearner(LocalLearner, Protocol):
-    """A local learner that tells between which labels it clamps."""
+    """A local learner with the range of labels to which it clamps."""
 
     @property
     def label_range(self) -> tuple[float, float]: ...
@@ -20,9 +20,9 @@ class RangedLearner(LocalLearner, Protocol):
 class Trusted:
     """``learner`` with its part of every prediction multiplied by a trust in [0, 1].
 
-    Trust is the least-squares answer to "how much of the local part explains what the global part left over", from the
-    learner's own predictions before it learned their labels. Where the shared model says all there is, a young local
-    model is mostly noise and gets no say; where clients differ, trust soon is near 1. The learner inside goes on
+    Trust is the least-squares answer to "how much of the local part explains the residual of the global part", from the
+    learner's own predictions before it learned their labels. If the shared model explains everything, a young local
+    model is mostly noise and gets no weight; if clients differ, trust soon is near 1. The learner inside keeps
     learning the whole residual, trusted or not.
     """
 
@@ -47,14 +47,14 @@ class Trusted:
         return self._clamp(offset + self.score(features))
 
     def learn(self, features: Features, label: float, offset: float = 0.0) -> None:
-        """Weigh the prediction the local model would have made, then let it learn."""
+        """Compare the local model's prediction with the label, then let it learn."""
         part = self.learner.score(features)
         self.learner.learn(features, label, offset)
         without = self._clamp(offset)
         self.evidence.add(label - without, self._clamp(offset + part) - without)
 
     def correct(self, features: Features, slope: float) -> None:
-        """Take the step of an earlier prediction; its worth is not known, so trust stays."""
+        """Take the step of an earlier prediction; its residual is missing, so trust does not change."""
         self.learner.correct(features, slope)
 
     def see(self, label: float) -> None:
@@ -64,7 +64,7 @@ class Trusted:
         self.learner.weigh(importance)
 
     def close(self) -> None:
-        """Free what the learner holds outside Python, as VW's does."""
+        """Free memory that the learner holds outside Python, as VW's does."""
         close: Any = getattr(self.learner, "close", None)
         if close is not None:
             close()

@@ -23,13 +23,13 @@ from fedres.local_learners.adagrad import valid
 from fedres.local_learners.linear import finite, refuse, split
 from fedres.local_learners.protocol import Features
 
-# VW would clamp to the labels it was given, those of corrections among them: it is told not to, and we clamp.
-# It also warns of each correction, whose prediction is no number: it is told to log errors only.
+# VW would clamp to all labels it has received, including those of corrections: we disable that and clamp ourselves.
+# It also warns of each correction, whose prediction is NaN: we limit its log to errors.
 _ALWAYS = (
     *("--quiet", "--no_stdin", "--adaptive", "--example_queue_limit", "1", "--log_level", "error"),
     *("--min_prediction", "-3.4e38", "--max_prediction", "3.4e38"),
 )
-_ALLOWED = ("--l1", "--l2", "--power_t")  # what clamping and corrections are known to work with
+_ALLOWED = ("--l1", "--l2", "--power_t")  # options that work with clamping and corrections
 _NAMESPACE = ord("x")
 _CONSTANT = 11650396  # VW's index of the constant feature, before the mask
 _HEADER = struct.Struct("<4sI")  # format and its version, checksum of the rest
@@ -129,7 +129,7 @@ class VWLearner:
         self._importance = float(importance)
 
     def get_state(self) -> bytes:
-        """Return the settings and all that was learned, as ``load`` and ``set_state`` take it."""
+        """Return the settings and the learned state, for ``load`` and ``set_state``."""
         workspace = self._opened()
         values = [self._learning_rate, self._arguments, self._bits, self._low, self._high]
         settings = json.dumps(values).encode()
@@ -140,7 +140,7 @@ class VWLearner:
         return _HEADER.pack(_FORMAT, zlib.crc32(body)) + body
 
     def set_state(self, state: bytes) -> None:
-        """Go on from what ``get_state`` returned, of a learner with the same bits and arguments."""
+        """Restore the state that ``get_state`` of a learner with the same bits and arguments returned."""
         self._opened()
         (_, arguments, bits, low, high), model = _unpack(state)
         if (bits, arguments) != (self._bits, self._arguments):
@@ -196,7 +196,7 @@ class VWLearner:
         return min(max(joint, self._low), self._high)
 
     def _pairs(self, features: Features) -> Pairs:
-        """Return features as VW takes them, checked."""
+        """Return checked features in VW's format."""
         indices, values = split(features)
         last = (1 << self._bits) - 1
         if not valid(indices, values, last):
@@ -207,7 +207,7 @@ class VWLearner:
         return list(zip(indices.tolist(), values.astype(np.float32).tolist(), strict=True))
 
     def _put(self, pairs: Pairs, label: float, offset: float) -> None:
-        """Fill the one example, used again and again: to make a new one takes VW longer than to predict."""
+        """Fill the one example, which is reused: making a new one takes VW longer than predicting."""
         workspace, example = self._opened(), self._example
         if example.setup_done:
             example.unsetup_example()
@@ -217,7 +217,7 @@ class VWLearner:
         example.setup_example()
 
     def _ask(self) -> float:
-        """Return VW's prediction for the example, which is not clamped."""
+        """Return VW's unclamped prediction for the example."""
         base: Any = type(self._workspace).__base__  # Workspace's own predict takes twice as long
         base.predict(self._workspace, self._example)
         return float(self._example.get_simplelabel_prediction())
@@ -225,15 +225,15 @@ class VWLearner:
     def _step(self, pairs: Pairs, error: float) -> None:
         """Take the step of label − prediction = ``error``, whatever the prediction is now.
 
-        VW takes a prediction that is no number for 0. The last weight stays 0, as VW does not train on an
-        infinite feature, and 0 times infinity is no number: then ``error`` is the label to learn.
+        VW replaces a prediction that is NaN by 0. The last weight stays 0, as VW does not train on an
+        infinite feature, and 0 times infinity is NaN: then ``error`` is the label to learn.
         """
         self._put([*pairs, ((1 << self._bits) - 1, math.inf)], error, 0.0)
         self._workspace.learn(self._example)
 
 
 def bits_for(dim: int) -> int:
-    """Return the least number of bits, 10 or more, with which a dense array of ``dim`` entries is taken."""
+    """Return the least number of bits, 10 or more, that suffices for a dense array of ``dim`` entries."""
     return next(bits for bits in range(10, 31) if dim <= min(_CONSTANT & ((1 << bits) - 1), (1 << bits) - 1))
 
 
@@ -253,7 +253,7 @@ def vowpal_wabbit() -> Any:
 
 
 def lacks_avx2(machine: str, cpu_info: Path) -> bool:
-    """Return whether this is an x86-64 processor that is known to have no AVX2; importing VW would end the process."""
+    """Return whether this is an x86-64 processor that certainly lacks AVX2; importing VW would end the process."""
     if machine.lower() not in {"x86_64", "amd64"} or not cpu_info.exists():
         return False
     flags = [line for line in cpu_info.read_text(encoding="utf-8").splitlines() if line.startswith("flags")]

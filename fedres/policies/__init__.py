@@ -1,4 +1,4 @@
-"""Policies by name: ours, and those of installed packages. Service, devices, bandits and evaluation all ask here."""
+"""Policies by name: ours, and those of installed packages, for the service, devices, bandits and evaluation."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def option_names(kind: type[Policy]) -> list[str]:
 
 
 def name_of(chosen: Policy) -> str:
-    """Return the name of a policy; one that has none is known by its class."""
+    """Return the name of a policy; without one, the name of its class."""
     kind = type(chosen)
     place = f"{kind.__module__}:{kind.__qualname__}"
     ours = [name for name, listed in POLICIES.items() if kind is listed]
@@ -90,7 +90,7 @@ def name_of(chosen: Policy) -> str:
 
 
 def title_of(chosen: str | Policy | type[Policy]) -> str:
-    """Return what results call a policy: as it was named, or its name with the options that are not its defaults."""
+    """Return a policy's title in results: its name as passed, or its name with non-default options."""
     if isinstance(chosen, str):
         return chosen
     made = policy(chosen)
@@ -134,7 +134,7 @@ def checked_probabilities(chosen: Policy, means: Array, widths: Array | None, al
 
 
 class LoopSettings(Protocol):
-    """What the settings of a loop say of its policy."""
+    """The settings of a loop for its policy."""
 
     @property
     def policy(self) -> str | None: ...

@@ -1,4 +1,4 @@
-"""What a policy is: from the rewards that a model expects of actions to the probabilities they are drawn with."""
+"""The interface of policies, which turn the expected rewards of actions into probabilities."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ class Policy(ABC):
     """
 
     needs_widths: ClassVar[bool] = False  # whether the model must know how uncertain it is
-    stationary: ClassVar[bool] = True  # whether it can be valued from a log: probabilities follow from scores alone
+    stationary: ClassVar[bool] = True  # whether a log suffices to evaluate it: probabilities follow from scores alone
     hosted: ClassVar[Mapping[str, float] | None] = None  # settings of loops that it has, and defaults; None: no loop's
 
     @abstractmethod
     def probabilities(self, means: Array, widths: Array, n: int) -> Array:
-        """Return what each action is drawn with, given the rewards expected and their standard deviations.
+        """Return the probability of each action, from the expected rewards and their standard deviations.
 
-        ``n`` counts how often was learned or decided: exploration may fade as it grows. Only actions that may be
-        chosen are among them.
+        ``n`` is the number of rewards learned or of decisions: exploration may fade as it grows. Only allowed actions
+        are among them.
         """
 
     def learns(self, n: int) -> bool:
@@ -53,11 +53,11 @@ class Compiled(Policy):
 
     @property
     def amount(self) -> float:
-        """The number that says how much the policy explores."""
+        """The parameter that controls how much the policy explores."""
         return 0.0
 
     def rule(self, reward_range: tuple[float, float] = EVERYTHING) -> Array:
-        """Return what compiled code is told, not to be written to; without a range, means are taken as they are."""
+        """Return the read-only rule for compiled code; without a range, means are not clipped."""
         numbers = np.array([self.code, self.amount, self.floor, *reward_range], np.float64)
         numbers.flags.writeable = False
         return numbers

@@ -66,7 +66,7 @@ class SquareCB(Compiled):
     hosted: ClassVar[dict[str, float]] = {"gamma": 10.0}
 
     gamma: float = 100.0
-    floor: float = 0.01  # without one, a log of it says next to nothing about other policies
+    floor: float = 0.01  # without one, a log hardly allows evaluating other policies
 
     def __post_init__(self) -> None:
         checks.not_negative("gamma", self.gamma)

@@ -26,10 +26,10 @@ Word = Any  # uint64 inside the kernels
 
 @bare_kernel
 def explore(rule: Array, n: int, n_learned: int, means: Array, widths: Array, allowed: Array, out: Array) -> None:
-    """Fill in what each action is drawn with in somebody's n-th decision, after ``n_learned`` rewards.
+    """Fill in each action's probability in a client's n-th decision, after ``n_learned`` rewards.
 
-    Policies other than ``linucb`` count no prediction as less than the least reward: actions that are not expected to
-    earn anything tie, or a greedy policy would stay with one of them for ever.
+    Policies other than ``linucb`` raise predictions to the least reward: so actions without expected reward tie, and a
+    greedy policy does not stay with one of them forever.
     """
     code, amount = rule[CODE], rule[AMOUNT]
     rank_scores(code, amount, rule[LOW], rule[HIGH], means, widths, out)
@@ -47,9 +47,9 @@ def explore(rule: Array, n: int, n_learned: int, means: Array, widths: Array, al
     spread(allowed, rule[FLOOR], out)
 
 
-@inner_kernel
+@bare_kernel
 def rank_scores(code: float, amount: float, low: float, high: float, means: Array, widths: Array, out: Array) -> None:
-    """Write what actions are ranked by. The gaps that squarecb weighs are between rewards within their range."""
+    """Write the scores by which actions are ranked. squarecb's gaps are between rewards within their range."""
     if code == LINUCB:
         for a in range(out.size):
             out[a] = means[a] + amount * widths[a]
@@ -92,7 +92,7 @@ def epsilon_greedy(scores: Array, allowed: Array, epsilon: float) -> None:
 
 @inner_kernel
 def squarecb(scores: Array, allowed: Array, gamma: float) -> None:
-    """Weigh by the inverse gap to the best, 1/(K + γ·gap); what is left is shared among the best [FosRak20, Alg. 1]."""
+    """Weigh by the inverse gap to the best, 1/(K + γ·gap); the best share the rest [FosRak20, Alg. 1]."""
     best, count, ties = best_of(scores, allowed)
     left = 1.0
     for a in range(scores.size):
@@ -132,7 +132,7 @@ def spread(allowed: Array, floor: float, out: Array) -> None:
 
 @kernel
 def explore_all(rule: Array, n_learned: int, offsets: Array, means: Array, out: Array) -> None:
-    """Do so for many decisions whose actions lie one after the other; all are allowed, and no widths are known."""
+    """Do the same for many decisions with consecutive actions; all are allowed, and widths are 0."""
     allowed, widths = np.ones(means.size, np.bool_), np.zeros(means.size)
     for k in range(offsets.size - 1):
         one = slice(offsets[k], offsets[k + 1])
@@ -163,7 +163,7 @@ def _mix(state: Word) -> Word:
 
 @kernel
 def draw(seed: int, client: int, n: int) -> float:
-    """Return a number in [0, 1) for a client's n-th decision: nobody else's decisions change it."""
+    """Return a number in [0, 1) for a client's n-th decision, independent of other clients' decisions."""
     state = _mix(np.uint64(seed))
     state = _mix(state ^ np.uint64(client))
     state = _mix(state ^ np.uint64(n))

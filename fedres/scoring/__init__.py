@@ -1,5 +1,5 @@
 """From JSON features to scores, and the learning step.
 
-``flattening.py`` says what features are, ``features.py`` hashes whole requests;
+``flattening.py`` defines features, ``features.py`` hashes whole requests;
 ``model.py`` has the weights, ``scores.py`` and ``kernels.py`` the compiled sums and steps.
 """

@@ -1,7 +1,7 @@
 """Learning from a batch of events by one compiled call, bit for bit as ``model.learn`` does one by one.
 
-The personal models of a batch lie one after the other in three arrays (``Workspace``): model u has the slots from
-``starts[u]`` up to ``starts[u + 1]``, and weights and sums for those and a constant from ``starts[u] + u`` on.
+The personal models of a batch lie one after the other in three arrays (``AdaGradWorkspace``): model u has the slots
+from ``starts[u]`` up to ``starts[u + 1]``, and weights and sums for those and a constant from ``starts[u] + u`` on.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fedres.scoring.model import MAX_SLOTS, SMALLEST_TABLE
 CHUNK_BITS = 10  # weights of a chunk that is published whole: 1,024
 
 
-class Events(NamedTuple):
+class AdaGradEvents(NamedTuple):
     """Hashed examples with their rewards, in the order they are learned from."""
 
     hashes: Array  # uint32, of all events
@@ -30,7 +30,7 @@ class Events(NamedTuple):
     users: Array  # int64, which personal model is the user's; −1 is none
 
 
-class Workspace(NamedTuple):
+class AdaGradWorkspace(NamedTuple):
     """The personal models of a batch."""
 
     starts: Array  # int64, one more than there are models
@@ -40,7 +40,7 @@ class Workspace(NamedTuple):
     squares: Array  # float32
 
 
-class Shared(NamedTuple):
+class AdaGradShared(NamedTuple):
     """The shared model."""
 
     weights: Array
@@ -60,8 +60,8 @@ def slots_for(n_features: int) -> int:
 
 
 @kernel
-def workspace_for(events: Any, crosses: bool, counts: Array, n_slots: Array) -> Workspace:
-    """Return room for all that a batch can teach each model, which has ``counts`` features in ``n_slots`` slots now."""
+def workspace_for(events: Any, crosses: bool, counts: Array, n_slots: Array) -> AdaGradWorkspace:
+    """Return room for a batch's new features in each model, which has ``counts`` in ``n_slots`` slots now."""
     needed = counts.copy()
     for k in range(events.users.size):
         if events.users[k] >= 0:
@@ -72,7 +72,7 @@ def workspace_for(events: Any, crosses: bool, counts: Array, n_slots: Array) -> 
         starts[u + 1] = starts[u] + max(slots_for(needed[u]), n_slots[u])
     size = starts[counts.size]
     numbers = size + counts.size
-    return Workspace(
+    return AdaGradWorkspace(
         starts, counts.copy(), np.zeros(size, np.uint32), np.zeros(numbers, np.float32), np.zeros(numbers, np.float32)
     )
 
@@ -98,7 +98,7 @@ def fill_model(table: Array, weights: Array, squares: Array, model: Any) -> None
 
 @kernel
 def learn_batch(events: Any, shared: Any, workspace: Any, crosses: bool, rate: float) -> None:
-    """Let the shared model and the users' own learn from events, each from what the other leaves over."""
+    """Let the shared model and the personal ones learn from events, each from the residuals of the other."""
     how = (1.0, rate)
     for k in range(events.users.size):
         first, last, user, label = events.starts[k], events.starts[k + 1], events.users[k], events.rewards[k]

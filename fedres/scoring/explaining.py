@@ -1,4 +1,4 @@
-"""Why an action scores as it does: which pairs of features add what."""
+"""Explanations of scores: the contributions of pairs of features."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import numpy as np
 
 from fedres.checks import Array
 from fedres.scoring.features import Preparer
-from fedres.scoring.flattening import Feature, Limits, action_features, flatten
+from fedres.scoring.flattening import FeatureLimits, NamedFeature, action_features, flatten
 from fedres.scoring.kernels import indices_of, slots_of
 from fedres.scoring.model import PersonalModel, expand, score
 
 
 class Contribution(NamedTuple):
-    """What a pair of features adds to a score; an empty name is none, and two of them are the constant."""
+    """The contribution of a pair of features to a score; an empty name is none, and two of them are the constant."""
 
     context: str
     action: str
@@ -23,7 +23,7 @@ class Contribution(NamedTuple):
     personal: float
 
 
-class Explanation(NamedTuple):
+class AdaGradExplanation(NamedTuple):
     shared: float  # the shared part of the score
     personal: float  # the personal part
     strongest: list[Contribution]
@@ -36,11 +36,11 @@ def explain(
     personal: PersonalModel | None = None,
     *,
     crosses: bool = True,
-    limits: Limits | None = None,
+    limits: FeatureLimits | None = None,
     top: int = 10,
-) -> Explanation:
-    """Return why an action scores as it does, the ``top`` strongest contributions first."""
-    limits = limits or Limits()
+) -> AdaGradExplanation:
+    """Return the explanation of an action's score, the ``top`` strongest contributions first."""
+    limits = limits or FeatureLimits()
     prepared = Preparer(crosses=crosses, limits=limits).prepare(context, [action])
     names = _names(flatten(context, limits), action_features(*action, limits), crosses)
     keys, values = expand(prepared, 0)
@@ -52,10 +52,10 @@ def explain(
     order = np.argsort(-np.abs(shared + own), kind="stable")[:top]
     strongest = [Contribution(names[k][0], names[k][1], float(shared[k]), float(own[k])) for k in order]
     parts = score(prepared, weights, personal)
-    return Explanation(float(parts[0][0]), float(parts[1][0]), strongest)
+    return AdaGradExplanation(float(parts[0][0]), float(parts[1][0]), strongest)
 
 
-def _names(context: Sequence[Feature], action: Sequence[Feature], crosses: bool) -> list[tuple[str, str]]:
+def _names(context: Sequence[NamedFeature], action: Sequence[NamedFeature], crosses: bool) -> list[tuple[str, str]]:
     """Return the pairs of names in the order of ``expand``, and the constant's."""
     alone = [(one.name, "") for one in context] + [("", one.name) for one in action]
     crossed = [(one.name, other.name) for one in context for other in action] if crosses else []

@@ -1,8 +1,8 @@
 """From JSON features to hashed ones.
 
-``flattening`` says what features are. Those of plain objects are hashed by a compiled loop: names and strings of ASCII
+``flattening`` defines features. Those of plain objects are hashed by a compiled loop: names and strings of ASCII
 without escapes, numbers of at most 18 digits between about 1e-22 and 1e15, true, false, null, and objects of these; not
-arrays, nor names that begin with "_". What is wrong is not plain either.
+arrays, nor names that begin with "_". Invalid objects are not plain either.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 
 from fedres.checks import Array
 from fedres.compiling import bare_kernel, inner_kernel
-from fedres.scoring.flattening import LARGEST, FeatureError, Limits, action_features, feature_hash, flatten
+from fedres.scoring.flattening import LARGEST, FeatureError, FeatureLimits, action_features, feature_hash, flatten
 
 Json = bytes | msgspec.Raw
 
@@ -68,13 +68,13 @@ class Preparer:
     (2, [9.0, 1.0, 1.0, 1.0])
     """
 
-    def __init__(self, *, crosses: bool = True, limits: Limits | None = None) -> None:
+    def __init__(self, *, crosses: bool = True, limits: FeatureLimits | None = None) -> None:
         self.crosses = crosses
-        self.limits = limits or Limits()
+        self.limits = limits or FeatureLimits()
         self._plain = Plain(self.limits)
 
     def prepare(self, context: Json, actions: Sequence[tuple[str, Json]]) -> Prepared:
-        """Return the features of a context and of (id, features) actions, given as JSON objects, hashed."""
+        """Return the hashed features of a context and of (id, features) actions, both as JSON objects."""
         named = [Named("context", None, bytes(context))]
         named += [Named(f"actions[{k}]", name, bytes(features)) for k, (name, features) in enumerate(actions)]
         rows = []
@@ -90,7 +90,7 @@ class Preparer:
         return Prepared(hashes, values, starts, self.crosses)
 
     def hash_all(self, named: Sequence[Named]) -> list[Hashed | FeatureError]:
-        """Return each object's features hashed, or what is wrong with it; by one call of the compiled loop."""
+        """Return each object's hashed features, or its error, by one call of the compiled loop."""
         results: list[Hashed | FeatureError] = []
         for one, plain in zip(named, self._plain.hashed([one.features for one in named]), strict=True):
             action = one.action
@@ -109,7 +109,7 @@ class Preparer:
         return results
 
     def _hash(self, one: Named) -> Hashed | FeatureError:
-        """Return what the compiled loop leaves to Python: arrays, escapes, letters beyond ASCII, and errors."""
+        """Hash in Python what the compiled loop does not support: arrays, escapes, letters beyond ASCII, and errors."""
         try:
             limits, action = self.limits, one.action
             named = flatten(one.features, limits) if action is None else action_features(action, one.features, limits)
@@ -122,7 +122,7 @@ class Preparer:
         return Hashed(n, struct.pack(f"={n}I", *hashes), values, struct.pack(f"={n}I", *fields))
 
 
-def check_crosses(n_context: int, n_actions: int, limits: Limits) -> None:
+def check_crosses(n_context: int, n_actions: int, limits: FeatureLimits) -> None:
     """Refuse more pairs of features than a request may have."""
     if n_context * n_actions > limits.crosses:
         message = f"context × action features must be at most {limits.crosses}, got {n_context} × {n_actions}"
@@ -159,7 +159,7 @@ _START = np.uint32(0xFFFFFFFF)
 class Plain:
     """Hashes plain objects within limits; for one thread."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: FeatureLimits) -> None:
         self._bounds = np.zeros(3 + DEEPEST, np.int64)
         self._bounds[:3] = min(limits.features, MOST_KEYS), min(limits.depth, DEEPEST), limits.name
         self._room = np.empty(DEEPEST + MOST_KEYS, np.uint32)
@@ -212,7 +212,7 @@ def _step(crc: Any, byte: Byte) -> Any:
 
 @inner_kernel
 def _string(text: Array, at: int, crc: Any) -> Any:
-    """Return where a string that began before ``at`` ends, −1 if it is not plain, and the hash that goes on with it."""
+    """Return the end of a string that began before ``at``, −1 if it is not plain, and the continued hash."""
     while at < text.size and text[at] != _QUOTE:
         if text[at] < 32 or text[at] == _BACKSLASH or text[at] >= 128:
             return -1, crc
@@ -223,7 +223,7 @@ def _string(text: Array, at: int, crc: Any) -> Any:
 
 @inner_kernel
 def _digits(text: Array, at: int, number: Any) -> Any:
-    """Return where digits end, and the number that goes on with them, at most ``MOST``."""
+    """Return the end of digits, and the continued number, at most ``MOST``."""
     while at < text.size and _ZERO <= text[at] <= _NINE:
         number = number * 10 + np.int64(text[at]) - _ZERO if number < MOST // 10 else MOST
         at += 1
@@ -232,7 +232,7 @@ def _digits(text: Array, at: int, number: Any) -> Any:
 
 @inner_kernel
 def _exponent(text: Array, at: int) -> Any:
-    """Return where an exponent ends, −1 if it is not plain, and the exponent."""
+    """Return the end of an exponent, −1 if it is not plain, and the exponent."""
     if at >= text.size or (text[at] | 32) != _E:
         return at, 0
     negative = _is(text, at + 1, _MINUS)
@@ -245,7 +245,7 @@ def _exponent(text: Array, at: int) -> Any:
 
 @inner_kernel
 def _number(text: Array, at: int) -> Any:
-    """Return where a number ends, −1 if it is not plain, and the number; its float32 is that of the nearest float64."""
+    """Return the end of a number, −1 if it is not plain, and the number; its float32 is that of the nearest float64."""
     negative = _is(text, at, _MINUS)
     first = at + 1 if negative else at
     end, number = _digits(text, first, 0)
@@ -279,7 +279,7 @@ def _has(keys: Array, n: int, crc: Any) -> bool:
 
 @inner_kernel
 def _name(text: Array, at: int, crc: Any) -> Any:
-    """Return where the value begins that a name at ``at`` is for, −1 if it is not plain, its hash, and its end."""
+    """Return the start of the value behind a name at ``at``, −1 if it is not plain, its hash, and its end."""
     if not _is(text, at, _QUOTE) or _is(text, at + 1, _UNDERSCORE):
         return -1, crc, 0
     end, crc = _string(text, at + 1, crc)
@@ -291,9 +291,9 @@ def _name(text: Array, at: int, crc: Any) -> Any:
 
 @inner_kernel
 def _value(text: Array, at: int, crc: Any) -> Any:
-    """Return where a value ends that is no object, −1 if it is not plain, the hash of its feature, and its number.
+    """Return the end of a value other than an object, −1 if it is not plain, the hash of its feature, and its number.
 
-    What is no feature has no number.
+    Values that are not features have no number.
     """
     if _is(text, at, _QUOTE):
         end, crc = _string(text, at + 1, _step(crc, _EQUALS))

@@ -17,7 +17,7 @@ import numpy as np
 
 from fedres import checks, global_learner
 from fedres.checks import Array
-from fedres.global_learners.base import Observed
+from fedres.global_learners.base import ObservedRound
 from fedres.messages import Kind, Up
 from fedres.models import Factored
 from fedres.quantizer import Quantizer
@@ -41,7 +41,7 @@ MOST_BITS = 14
 MOST_CLIENTS = 2**20
 MOST = 2**63 - 1  # of a hyperparameter, so that any encoder can write it
 LAST_ROUND = 2**40
-LARGEST = 1e30  # a weight beyond is a learner that has run away
+LARGEST = 1e30  # a larger weight means that the learner diverges
 
 _HEADER = struct.Struct("<4s")
 _MARK = b"FRF1"
@@ -70,7 +70,7 @@ def takes_residuals(name: str) -> bool:
 
 
 def dense_learner(name: str, bits: int, hyperparameters: Mapping[str, Hyperparameter] | None = None) -> Any:
-    """Return the learner of ``fedres`` for 2^bits hashed weights and a constant, or say what is wrong."""
+    """Return the learner of ``fedres`` for 2^bits hashed weights and a constant; raise if it is invalid."""
     checks.one_of("global_learner", name, DENSE)
     checks.whole("bits", bits)
     if bits > MOST_BITS:
@@ -96,7 +96,7 @@ def as_features(example: Example, bits: int) -> Array:
 
 
 class Wire:
-    """What a learner's devices may upload, and how it travels: float32, little-endian, or the quantizer's bytes."""
+    """The format of a learner's uploads: float32, little-endian, or the quantizer's bytes."""
 
     def __init__(self, name: str, bits: int, hyperparameters: Mapping[str, Hyperparameter] | None = None) -> None:
         self.name, self.bits, self.hyperparameters = name, bits, dict(hyperparameters or {})
@@ -182,10 +182,10 @@ class FederatedModel(SharedModel):
         clip: Clip | None = None,
         pool: Pool | None = None,
     ) -> bool:
-        """Take in what client ``number`` uploads after round t, made with the model of this version.
+        """Receive the upload of client ``number`` after round t, made with the model of this version.
 
-        ``clip`` returns what is to be used of the vector, None for nothing; then so does this return False. With a
-        ``pool``, uploads wait for those of other clients; what one client sends meanwhile is added up.
+        ``clip`` returns the vector to use, or None to ignore the upload, and then this returns False. With a
+        ``pool``, uploads wait for those of other clients; further uploads of one client are added up meanwhile.
         """
         vector = self.wire.read(number, t, kind, body)
         used = vector if clip is None else clip(vector)
@@ -198,7 +198,7 @@ class FederatedModel(SharedModel):
         return True
 
     def _release(self, pool: Pool | None) -> None:
-        """Step on all that waits."""
+        """Step on all waiting uploads."""
         who = np.array(list(self._pending))
         t = max(last for last, _ in self._pending.values())
         vectors = [vector for _, vector in self._pending.values()]
@@ -234,7 +234,7 @@ class FederatedModel(SharedModel):
         features = as_features(example, self.bits)[None]
         one = (np.array([value]) for value in (local, label, True, part))
         with np.errstate(over="ignore", invalid="ignore"):
-            gradient: Array = self.learner.gradient(self._server.weights, _HOSTED, Observed(features, *one))
+            gradient: Array = self.learner.gradient(self._server.weights, _HOSTED, ObservedRound(features, *one))
         return gradient
 
     def _part(self, example: Example) -> float:
@@ -245,7 +245,7 @@ class FederatedModel(SharedModel):
             return float(np.sum(weights[keys >> np.uint32(32 - self.bits)] * values) + weights[-1])
 
     def _apply(self, t: int, who: Array, rows: Array) -> None:
-        """Let the server step on the rows; where that leads out of all bounds, it stays as it was."""
+        """Let the server step on the rows; if that diverges, undo the step."""
         server = self._server
         before = server.weights, getattr(server, "mean", None)
         if not np.isfinite(rows).all():
@@ -274,7 +274,7 @@ class FederatedModel(SharedModel):
         self._pending = {}
 
     def to_bytes(self) -> bytes:
-        """Return all that was learned, and what waits in the pool."""
+        """Return the model and the uploads that wait in the pool."""
         state = _State(
             self.wire.name,
             self.bits,
@@ -324,7 +324,7 @@ class _State(msgspec.Struct, array_like=True):
 
 
 def _check_state(saved: _State, n_clients: int) -> None:
-    """Refuse what would be no model, or could not be stepped on."""
+    """Refuse an invalid model, or one that cannot step."""
     low, high = saved.reward_range
     if not -np.inf < low <= high < np.inf:
         raise ValueError(f"state must hold a range of rewards, got {low}, {high}")

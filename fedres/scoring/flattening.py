@@ -17,10 +17,10 @@ _decode = msgspec.json.Decoder().decode
 
 
 class FeatureError(ValueError):
-    """Features that the service does not take; the message names the place, the rule and the value."""
+    """Features that the service does not accept; the message names the place, the rule and the value."""
 
 
-class Feature(NamedTuple):
+class NamedFeature(NamedTuple):
     """A feature of a JSON object: ``topic=sport`` and 1 for a string, its field ``topic``; a number's is its name."""
 
     name: str
@@ -29,8 +29,8 @@ class Feature(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What one request may hold."""
+class FeatureLimits:
+    """Limits of one request."""
 
     features: int = 1_000  # of the context, and of each action
     depth: int = 8  # objects inside each other
@@ -52,29 +52,29 @@ def feature_hash(name: str) -> int:
         raise FeatureError(f"names must be valid Unicode, got {name!a}") from None
 
 
-def action_features(action: str, features: bytes, limits: Limits) -> list[Feature]:
+def action_features(action: str, features: bytes, limits: FeatureLimits) -> list[NamedFeature]:
     """Return an action's features, the first of them its id: `_id=<id>`, which no name in JSON can be."""
-    named: list[Feature] = []
+    named: list[NamedFeature] = []
     _add(named, f"_id={action}", 1.0, "_id", limits)
     _flatten_text(features, limits, named)
     return named
 
 
-def flatten(features: bytes, limits: Limits) -> list[Feature]:
+def flatten(features: bytes, limits: FeatureLimits) -> list[NamedFeature]:
     """Return the features in a JSON object; nothing or null is an object without any."""
-    named: list[Feature] = []
+    named: list[NamedFeature] = []
     _flatten_text(features, limits, named)
     return named
 
 
-def flatten_tree(tree: dict[str, Any], limits: Limits) -> list[Feature]:
+def flatten_tree(tree: dict[str, Any], limits: FeatureLimits) -> list[NamedFeature]:
     """Return the features of a JSON object that is parsed already."""
-    named: list[Feature] = []
+    named: list[NamedFeature] = []
     _flatten_object("", tree, 1, limits, named)
     return named
 
 
-def _flatten_text(features: bytes, limits: Limits, named: list[Feature]) -> None:
+def _flatten_text(features: bytes, limits: FeatureLimits, named: list[NamedFeature]) -> None:
     tree = _parse(features) if features else None
     if tree is None:
         return
@@ -112,8 +112,10 @@ def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return made
 
 
-def _flatten_object(prefix: str, tree: dict[str, Any], depth: int, limits: Limits, named: list[Feature]) -> int:
-    """Add what ``tree`` holds to ``named``; return how many keys were looked at."""
+def _flatten_object(
+    prefix: str, tree: dict[str, Any], depth: int, limits: FeatureLimits, named: list[NamedFeature]
+) -> int:
+    """Append the features in ``tree`` to ``named``; return the number of keys read."""
     if depth > limits.depth:
         raise FeatureError(f"{prefix[:-1]} must be nested at most {limits.depth} deep, got {depth}")
     n_keys = len(tree)
@@ -135,7 +137,7 @@ def _flatten_object(prefix: str, tree: dict[str, Any], depth: int, limits: Limit
     return n_keys
 
 
-def _flatten_array(name: str, items: list[Any], depth: int, limits: Limits, named: list[Feature]) -> None:
+def _flatten_array(name: str, items: list[Any], depth: int, limits: FeatureLimits, named: list[NamedFeature]) -> None:
     strings = bool(items) and type(items[0]) is str
     kinds = (str,) if strings else (int, float)
     for i, item in enumerate(items):
@@ -151,16 +153,16 @@ def _flatten_array(name: str, items: list[Any], depth: int, limits: Limits, name
             _add(named, at, _number(at, item, limits), at, limits)
 
 
-def _add(named: list[Feature], name: str, value: float, field: str, limits: Limits) -> None:
+def _add(named: list[NamedFeature], name: str, value: float, field: str, limits: FeatureLimits) -> None:
     """Append a feature; refuse the first that is too many, whatever follows."""
     if len(name) > limits.name:
         raise FeatureError(f"names must have at most {limits.name} characters, got {len(name)} in {name[:40]!a}...")
     if len(named) >= limits.features:
         raise FeatureError(f"features must be at most {limits.features}, got more")
-    named.append(Feature(name, value, field))
+    named.append(NamedFeature(name, value, field))
 
 
-def _number(name: str, value: float, limits: Limits) -> float:
+def _number(name: str, value: float, limits: FeatureLimits) -> float:
     if not -limits.number <= value <= limits.number:
         raise FeatureError(f"{name} must be within ±{limits.number:g}, got {str(value)[:30]}")
     return float(value)

@@ -70,7 +70,7 @@ def find(table: Array, key: Key) -> Any:
 
 @kernel
 def as_number(total: Real) -> Real:
-    """Return a number that JSON can carry: 0 for none, the largest there is for one beyond."""
+    """Return a number that JSON can represent: 0 for NaN, the largest finite one for infinity."""
     return min(max(total, -_LARGEST), _LARGEST) if total == total else np.float32(0)
 
 

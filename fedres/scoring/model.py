@@ -1,4 +1,4 @@
-"""One linear model for all users and a small one for each: scores, and steps on what the other leaves over.
+"""One linear model for all users and a small one for each: scores, and steps on the residuals of the other.
 
 Both take the steps of ``vw --adaptive``, as ``fedres.LinearLearner`` does, over pairs of a context feature and an
 action feature, either of which may be none (hashing.md). The order is always the same: context features, action
@@ -264,14 +264,14 @@ def expand(prepared: Prepared, action: int) -> Example:
 
 
 def arrays(weights: Array, personal: PersonalModel | None) -> tuple[Array, int, Array, Array]:
-    """Return what ``score_kernel`` takes of the models: shared weights, shift, personal table, personal weights."""
+    """Return the models' arguments of ``score_kernel``: shared weights, shift, personal table, personal weights."""
     if personal is None:
         return weights, shift_of(weights), _NO_KEYS, _NO_WEIGHTS
     return weights, shift_of(weights), personal._table, personal._weights
 
 
 def shift_of(weights: Array) -> int:
-    """Return by how many bits a key is shifted to say which of the shared weights is its own."""
+    """Return the number of bits by which a key is shifted to get the index of its shared weight."""
     return 33 - (weights.size - 1).bit_length()
 
 
@@ -289,7 +289,7 @@ def learn(
     personal: PersonalModel | None = None,
     weight: float = 1.0,
 ) -> None:
-    """Let both models learn what the other, as it was before, leaves over of the reward for ``action``."""
+    """Let both models learn the other's residual (before this step) of the reward for ``action``."""
     example = expand(prepared, action)
     if personal is None:
         shared.learn(example, reward, 0.0, weight)

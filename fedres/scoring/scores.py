@@ -1,7 +1,7 @@
 """Compiled scores of all actions of a request, by both models.
 
 They are summed a row of pairs at a time: one context feature, or none, with all features of all actions. The keys of a
-row are found first, side by side; then each action's sum goes on, one addition after the other, in the order of
+row are computed first, side by side; then each action's sum continues, one addition after the other, in the order of
 ``expanded``, so that it is rounded as by ``part_of``, to the bit.
 """
 
@@ -20,7 +20,7 @@ _SMALL = np.float32(1e-18)  # the product of two such values is not 0 in 32 bits
 _KIND = np.uint32(19)  # the first 13 bits of a key are its kind
 
 
-class Scratch(NamedTuple):
+class AdaGradScratch(NamedTuple):
     """Where requests are scored, one after the other: room for as many pairs as a row has, and the context's."""
 
     keys: Array  # uint32
@@ -29,21 +29,21 @@ class Scratch(NamedTuple):
     marks: Array  # uint8, for each of 2^13 kinds of keys whether the table has some; 0 between requests
 
 
-class Row(NamedTuple):
+class PairRow(NamedTuple):
     keys: Array
     factor: Real  # the context feature's value, or 1
     values: Array  # those of the context and of the actions, each to be multiplied by the factor
 
 
 @kernel
-def scratch_for(n_features: int, n_slots: int) -> Scratch:
+def scratch_for(n_features: int, n_slots: int) -> AdaGradScratch:
     room = np.empty((3, n_features), np.uint32)
-    return Scratch(room[0], room[1], room[2], np.zeros(1 << 13 if n_slots else 0, np.uint8))
+    return AdaGradScratch(room[0], room[1], room[2], np.zeros(1 << 13 if n_slots else 0, np.uint8))
 
 
 @kernel
 def score_kernel(prepared: Any, weights: Array, shift: int, table: Array, own: Array) -> Any:
-    """Return what ``part_of`` of ``expanded`` is for every action, without making the arrays."""
+    """Return ``part_of`` of ``expanded`` for every action, without making the arrays."""
     parts = np.empty((prepared.starts.size - 1, 2), np.float32)
     score_in(scratch_for(prepared.hashes.size, table.size), prepared, (weights, shift, table, own), parts)
     return parts
@@ -54,7 +54,7 @@ def score_in(scratch: Any, prepared: Any, models: Any, parts: Array) -> None:
     """Fill in the same; the marks are 0 again after."""
     weights, shift, table, own = models
     hashes, values, starts = prepared.hashes, prepared.values, prepared.starts
-    n, plain, row = starts[0], _without_zeros(values), Row(scratch.keys, np.float32(1), values)
+    n, plain, row = starts[0], _without_zeros(values), PairRow(scratch.keys, np.float32(1), values)
     if table.size:
         _mark(scratch.marks, table, np.uint8(1))
         _fill_owners(scratch.owners, starts)
@@ -62,7 +62,7 @@ def score_in(scratch: Any, prepared: Any, models: Any, parts: Array) -> None:
     parts[:, 0] = _sum(np.float32(0), weights, shift, row, 0, n, plain)
     parts[:, 1] = _own_sum(row, table, own, n) if table.size else np.float32(0)
     for i in range(-1, n if prepared.crosses else 0):  # −1 is none
-        row = Row(scratch.keys, values[i] if i >= 0 else np.float32(1), values)
+        row = PairRow(scratch.keys, values[i] if i >= 0 else np.float32(1), values)
         _fill_keys(scratch.keys, hashes, n, hashes[i] if i >= 0 else np.uint32(0))
         for a in range(parts.shape[0]):
             parts[a, 0] = _sum(parts[a, 0], weights, shift, row, starts[a], starts[a + 1], plain)

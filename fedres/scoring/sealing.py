@@ -1,4 +1,4 @@
-"""States as bytes that tell when they were damaged."""
+"""States as bytes with a checksum against damage."""
 
 from __future__ import annotations
 
@@ -34,5 +34,5 @@ def checksum(weights: Array) -> int:
 
 
 def model_tag(version: int, weights: Array) -> str:
-    """Return what tells a shared model from all others: a store that was restored may give a version twice."""
+    """Return a tag that is unique to a shared model: a restored store may use a version twice."""
     return f"{version}-{checksum(weights):08x}"

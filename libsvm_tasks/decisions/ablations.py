@@ -8,8 +8,8 @@ import numpy as np
 
 from fedres.checks import Array
 from fedres.decisions.constants import FIRST_LOG_TAU, LEAST_LOG_TAU
-from fedres.decisions.kalman_inputs_reference import Event
-from fedres.decisions.kalman_state import BLOCKS, LEARNED, OWN_BIAS, Events, Request
+from fedres.decisions.kalman_inputs_reference import KalmanEvent
+from fedres.decisions.kalman_state import BLOCKS, LEARNED, OWN_BIAS, Events, KalmanRequest
 from fedres.decisions.residual_kalman import Prediction, ResidualKalman
 from fedres.decisions.residual_kalman_reference import ResidualKalman as Readable
 
@@ -82,16 +82,16 @@ class NoScaling:
     def learned(self) -> int:
         return self.twin.learned or len(self.twin.first or ())
 
-    def predict(self, request: Request, user: Any) -> Prediction:
+    def predict(self, request: KalmanRequest, user: Any) -> Prediction:
         context, *actions = _rows(request)
         means, widths = self.twin.predict(user, context[:2], actions)
         return Prediction(means, widths, means, 0 * means)
 
-    def learn_one(self, request: Request, action: int, reward: float, user: Any) -> None:
+    def learn_one(self, request: KalmanRequest, action: int, reward: float, user: Any) -> None:
         rows = _rows(request)
-        self.twin.learn(Event(user, rows[0][:2], rows[1 + action], reward))
+        self.twin.learn(KalmanEvent(user, rows[0][:2], rows[1 + action], reward))
 
 
-def _rows(request: Request) -> list[Any]:
+def _rows(request: KalmanRequest) -> list[Any]:
     parts = [np.split(array, request.starts[:-1]) for array in request[:3]]
     return [*zip(*parts, strict=True)]

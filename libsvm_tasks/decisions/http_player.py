@@ -12,7 +12,7 @@ import httpx
 Features = Mapping[str, float]  # by name: "topic=sport" for a string, "price" for a number
 
 
-class Round(Protocol):
+class DecisionRound(Protocol):
     """A decision to be made; the first feature of an action is its id."""
 
     @property
@@ -39,7 +39,7 @@ class HttpPlayer:
         except httpx.HTTPError as error:
             raise ValueError(f"{self._client.base_url} must be a running service, got: {error}") from None
 
-    def decide(self, now: Round, draw: float) -> tuple[int, str]:
+    def decide(self, now: DecisionRound, draw: float) -> tuple[int, str]:
         """Return the action and its event; the service draws by the event's id, and has no use for ``draw``."""
         actions = json_actions(now.actions)
         body = {"user": now.user or None, "context": json_features(now.context), "actions": actions}

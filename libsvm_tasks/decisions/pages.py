@@ -27,7 +27,7 @@ from libsvm_tasks import grid, load
 from libsvm_tasks.decisions.players import CUBIC, QUADRATIC, VW_POLICIES, vw_lines
 from libsvm_tasks.decisions.real import MOVIELENS, Movies, movielens
 from libsvm_tasks.decisions.report import shown as mean_and_error
-from libsvm_tasks.decisions.rounds import Round
+from libsvm_tasks.decisions.rounds import DecisionRound
 
 PLACES = 10
 FILMS_A_PAGE = 20  # that a person has rated
@@ -38,10 +38,10 @@ PRIOR = 10  # events with the usual reward that are added to those of a film
 
 
 class PagePlayer(Protocol):
-    def choose(self, now: Round, draws: Array) -> list[int]:
+    def choose(self, now: DecisionRound, draws: Array) -> list[int]:
         """Return the actions for the places, the first one first."""
 
-    def learn(self, now: Round, shown: Sequence[int], rewards: Array) -> None: ...
+    def learn(self, now: DecisionRound, shown: Sequence[int], rewards: Array) -> None: ...
 
 
 class Figures(NamedTuple):
@@ -62,7 +62,7 @@ def play(world: Movies, player: PagePlayer, seed: int, most: int | None = None, 
         offered = left[person][:most]
         films = world.rated[person][offered].tolist()
         actions = [{f"_id=film{film}": 1.0, **world.films[film]} for film in films]
-        now = Round(f"u{person}", world.people[person], actions, world.liked[person][offered])
+        now = DecisionRound(f"u{person}", world.people[person], actions, world.liked[person][offered])
         shown = player.choose(now, draws.random(PLACES))
         rewards = now.chances[shown]
         player.learn(now, shown, rewards)
@@ -81,7 +81,7 @@ class Recommend:
         self.model = ResidualKalman()
         self.own: dict[str, Array] = {}
 
-    def choose(self, now: Round, draws: Array) -> list[int]:
+    def choose(self, now: DecisionRound, draws: Array) -> list[int]:
         prediction = self.predict(now)
         keys, allowed = now.request.hashes[now.request.starts[:-1]], np.ones(len(now.actions), np.bool_)
         scores, front, last = ranked(RULE, prediction.means, prediction.widths, keys, allowed, draws.size)
@@ -90,13 +90,13 @@ class Recommend:
             count = len(now.actions) - place
             action, _ = draw_one(RULE, self.model.learned, scores, front, last, keys, allowed, count, draw)
             allowed[action] = False
-            shown.append(int(action))
+            shown.append(action)
         return shown
 
-    def predict(self, now: Round) -> Prediction:
+    def predict(self, now: DecisionRound) -> Prediction:
         return self.model.predict(now.request, self.own.get(now.user, NO_MODEL))
 
-    def learn(self, now: Round, shown: Sequence[int], rewards: Array) -> None:
+    def learn(self, now: DecisionRound, shown: Sequence[int], rewards: Array) -> None:
         events = events_of([(now.request, action, reward, 0) for action, reward in zip(shown, rewards, strict=True)])
         (self.own[now.user],) = self.model.learn(events, [self.own.get(now.user, NO_MODEL)])
 
@@ -104,7 +104,7 @@ class Recommend:
 class Rank(Recommend):
     """What rank requests choose, one for each place, without the actions chosen before."""
 
-    def choose(self, now: Round, draws: Array) -> list[int]:
+    def choose(self, now: DecisionRound, draws: Array) -> list[int]:
         prediction, chances = self.predict(now), np.empty(len(now.actions))
         allowed = np.ones(chances.size, np.bool_)
         shown = []
@@ -118,7 +118,7 @@ class Rank(Recommend):
 class Best(Recommend):
     """The highest expected rewards of the same model: nothing is tried."""
 
-    def choose(self, now: Round, draws: Array) -> list[int]:
+    def choose(self, now: DecisionRound, draws: Array) -> list[int]:
         return top(self.predict(now).means, draws)
 
 
@@ -129,23 +129,23 @@ def top(scores: Array, draws: Array) -> list[int]:
     return best
 
 
-class Uniform:
+class UniformPages:
     """Every film as often as any other."""
 
-    def choose(self, now: Round, draws: Array) -> list[int]:
+    def choose(self, now: DecisionRound, draws: Array) -> list[int]:
         return top(np.zeros(len(now.actions)), draws)
 
-    def learn(self, now: Round, shown: Sequence[int], rewards: Array) -> None:
+    def learn(self, now: DecisionRound, shown: Sequence[int], rewards: Array) -> None:
         pass
 
 
-class Popularity:
+class PopularPages:
     """The films with the highest mean reward so far, drawn to the mean of all films by ten events."""
 
     def __init__(self) -> None:
         self.sums: dict[str, tuple[float, int]] = {}  # rewards and events of each film, of all under ""
 
-    def choose(self, now: Round, draws: Array) -> list[int]:
+    def choose(self, now: DecisionRound, draws: Array) -> list[int]:
         return top(self.means([film_of(action) for action in now.actions]), draws)
 
     def means(self, films: Sequence[str]) -> Array:
@@ -153,7 +153,7 @@ class Popularity:
         usual, sums = total / max(n, 1), [self.sums.get(film, (0.0, 0)) for film in films]
         return np.array([(rewards + PRIOR * usual) / (events + PRIOR) for rewards, events in sums])
 
-    def learn(self, now: Round, shown: Sequence[int], rewards: Array) -> None:
+    def learn(self, now: DecisionRound, shown: Sequence[int], rewards: Array) -> None:
         for action, reward in zip(shown, rewards.tolist(), strict=True):
             for name in ("", film_of(now.actions[action])):
                 total, events = self.sums.get(name, (0.0, 0))
@@ -175,14 +175,14 @@ class ALS:
 
     def __init__(self, factors: int = 16, weight: float = 4.0, regularization: float = 10.0) -> None:
         self.options = {"factors": factors, "regularization": regularization, "iterations": 15, "num_threads": 1}
-        self.weight, self.popularity = weight, Popularity()
+        self.weight, self.popularity = weight, PopularPages()
         self.people: dict[str, int] = {}
         self.films: dict[str, int] = {}
         self.events: list[list[tuple[int, float]]] = []  # by person: films and confidences, negative for a reward of 0
         self.n_events, self.n_fitted, self.n_films = 0, 0, 0
         self.model: Any = None
 
-    def choose(self, now: Round, draws: Array) -> list[int]:
+    def choose(self, now: DecisionRound, draws: Array) -> list[int]:
         films = [film_of(action) for action in now.actions]
         scores = self.popularity.means(films)
         if self.model is not None and now.user in self.people:
@@ -191,7 +191,7 @@ class ALS:
             scores = expected[[min(self.films.get(film, self.n_films), self.n_films) for film in films]]
         return top(scores, draws)
 
-    def learn(self, now: Round, shown: Sequence[int], rewards: Array) -> None:
+    def learn(self, now: DecisionRound, shown: Sequence[int], rewards: Array) -> None:
         self.popularity.learn(now, shown, rewards)
         if now.user not in self.people:
             self.people[now.user] = len(self.people)
@@ -215,7 +215,7 @@ class ALS:
         return csr_matrix((np.array(values, np.float32), films, ends), shape=(len(rows), self.n_films))
 
 
-class VW:
+class VWPages:
     """Vowpal Wabbit's cb_explore_adf, a prediction for each place without the films before; greedy, one for the page.
 
     It learns a place from the list it was drawn from with its probability (mtr) or, ``alone``, from the film that was
@@ -228,7 +228,7 @@ class VW:
         kind = "--cb_adf --rank_all" if self.greedy else f"--cb_explore_adf {explore}"
         self.vw: Any = import_module("vowpalwabbit").Workspace(f"{kind} --cb_type mtr {options} --quiet")
 
-    def choose(self, now: Round, draws: Array) -> list[int]:
+    def choose(self, now: DecisionRound, draws: Array) -> list[int]:
         self.examples = self.vw.parse("\n".join(vw_lines(now)))
         left, shown, self.probabilities = [*range(len(now.actions))], [], []
         if self.greedy:
@@ -241,7 +241,7 @@ class VW:
             shown.append(left.pop(place))
         return shown
 
-    def learn(self, now: Round, shown: Sequence[int], rewards: Array) -> None:
+    def learn(self, now: DecisionRound, shown: Sequence[int], rewards: Array) -> None:
         left = [*range(len(now.actions))]
         for action, reward, chance in zip(shown, rewards.tolist(), self.probabilities, strict=True):
             example = self.examples[1 + action]
@@ -253,7 +253,7 @@ class VW:
         self.vw.finish_example(self.examples)
 
 
-class Entry(NamedTuple):
+class NamedPagePlayer(NamedTuple):
     """A player by name."""
 
     make: Callable[[], PagePlayer]
@@ -261,8 +261,8 @@ class Entry(NamedTuple):
     package: str = "numpy"  # that has to be installed
 
 
-def _vw(explore: str, options: str, alone: bool) -> Entry:
-    return Entry(lambda: VW(explore, options, alone=alone), MOST_CANDIDATES, "vowpalwabbit")
+def _vw(explore: str, options: str, alone: bool) -> NamedPagePlayer:
+    return NamedPagePlayer(lambda: VWPages(explore, options, alone=alone), MOST_CANDIDATES, "vowpalwabbit")
 
 
 VW_FORMS = {
@@ -272,14 +272,14 @@ VW_FORMS = {
     for rate, step in (("", ""), ("-l0.1", " -l 0.1"), ("-l2", " -l 2"))
     for how in ("", "-alone")
 }
-PLAYERS: dict[str, Entry] = {
-    "recommend": Entry(Recommend),
-    "rank": Entry(Rank, MOST_CANDIDATES),
-    "best": Entry(Best),
-    "popularity": Entry(Popularity),
-    "als": Entry(ALS, package="implicit"),
+PLAYERS: dict[str, NamedPagePlayer] = {
+    "recommend": NamedPagePlayer(Recommend),
+    "rank": NamedPagePlayer(Rank, MOST_CANDIDATES),
+    "best": NamedPagePlayer(Best),
+    "popularity": NamedPagePlayer(PopularPages),
+    "als": NamedPagePlayer(ALS, package="implicit"),
     **VW_FORMS,
-    "uniform": Entry(Uniform),
+    "uniform": NamedPagePlayer(UniformPages),
 }
 
 

@@ -23,7 +23,7 @@ from fedres.scoring.features import Prepared
 from fedres.scoring.model import PersonalModel, SharedModel, learn, score
 from libsvm_tasks.bandit_peers import PEERS
 from libsvm_tasks.decisions.ablations import Diagonal, FixedPrior, FullWidths, NoBiases, NoLight, NoScaling
-from libsvm_tasks.decisions.rounds import NOBODY, Features, Round, Stream
+from libsvm_tasks.decisions.rounds import NOBODY, DecisionRound, DecisionStream, Features
 
 KALMAN_RULE, ADAGRAD_RULE = OptimisticSquareCB().rule((0.0, 1.0)), EpsilonGreedy(0.1).rule((0.0, 1.0))
 
@@ -31,11 +31,11 @@ Choice = tuple[int, Any]  # the action, and a token for ``learn``
 
 
 class Player(Protocol):
-    def decide(self, now: Round, draw: float) -> Choice: ...
+    def decide(self, now: DecisionRound, draw: float) -> Choice: ...
     def learn(self, token: Any, reward: float) -> None: ...
 
 
-class Kalman:
+class KalmanPlayer:
     """residual-kalman with optimistic squarecb.
 
     ``users``: everybody's own ("each"), one model for all ("one"), or a model for each user alone ("alone").
@@ -49,7 +49,7 @@ class Kalman:
         self.models: dict[str, ResidualKalman] = {}
         self.own: dict[str, Array] = {}
 
-    def decide(self, now: Round, draw: float) -> Choice:
+    def decide(self, now: DecisionRound, draw: float) -> Choice:
         request, whose = now.request, now.user if self.users == "alone" else ""
         if whose not in self.models:
             self.models[whose] = self.make()
@@ -79,7 +79,7 @@ class Unscaled:
     def __init__(self) -> None:
         self.model = NoScaling()
 
-    def decide(self, now: Round, draw: float) -> Choice:
+    def decide(self, now: DecisionRound, draw: float) -> Choice:
         request, out = now.request, np.empty(len(now.actions))
         action = _choose(self.model.predict(request, now.user), 1.0, self.model.learned, draw, out)
         return action, (request, action, now.user)
@@ -89,14 +89,14 @@ class Unscaled:
         self.model.learn_one(request, action, reward, user)
 
 
-class AdaGrad:
+class AdaGradPlayer:
     """The service's model ``adagrad``: shared and personal ``--adaptive`` steps with all crosses; ε-greedy, ε = .1."""
 
     def __init__(self) -> None:
         self.shared = SharedModel()
         self.own: dict[str, PersonalModel] = {}
 
-    def decide(self, now: Round, draw: float) -> Choice:
+    def decide(self, now: DecisionRound, draw: float) -> Choice:
         request, out = now.request, np.empty(len(now.actions))
         prepared = Prepared(request.hashes, request.values, request.starts, True)
         mine = self.own.setdefault(now.user, PersonalModel())
@@ -111,7 +111,7 @@ class AdaGrad:
         learn(prepared, action, reward, self.shared, mine)
 
 
-class VW:
+class VWPlayer:
     """Vowpal Wabbit's cb_explore_adf; parsed once, so that a round costs what it must."""
 
     def __init__(self, explore: str, crosses: str) -> None:
@@ -119,7 +119,7 @@ class VW:
         vw = import_module("vowpalwabbit")
         self.vw: Any = vw.Workspace(f"--cb_explore_adf {explore} --cb_type mtr {crosses} --quiet")
 
-    def decide(self, now: Round, draw: float) -> Choice:
+    def decide(self, now: DecisionRound, draw: float) -> Choice:
         examples = self.vw.parse("\n".join(vw_lines(now)))
         chances = np.array(self.vw.predict(examples))
         action = pick(chances / chances.sum(), draw)
@@ -138,7 +138,7 @@ class VW:
             self.vw.finish_example(examples)
 
 
-def vw_lines(now: Round) -> list[str]:
+def vw_lines(now: DecisionRound) -> list[str]:
     """Return a round as VW reads it: namespaces c, u and a."""
     return [f"shared |c {_words(now.context)} |u {now.user}", *[f"|a {_words(action)}" for action in now.actions]]
 
@@ -181,7 +181,7 @@ class Scaled:
         return x
 
 
-class LinUCB:
+class LinUCBPlayer:
     """LinUCB with a ridge regression for each action id, of α = .5 and ridge .5; one for all, or each user alone.
 
     Features are the constant, the context, the action's numbers, and these crossed with the context.
@@ -192,7 +192,7 @@ class LinUCB:
         self.inputs = Scaled()
         self.arms: dict[tuple[str, str], tuple[Array, Array]] = {}
 
-    def decide(self, now: Round, draw: float) -> Choice:
+    def decide(self, now: DecisionRound, draw: float) -> Choice:
         whose, context = now.user if self.alone else "", self.inputs.scaled(now.context)
         bounds: list[float] = []
         options: list[tuple[str, str, Array]] = []
@@ -226,13 +226,13 @@ class LinUCB:
         return inverse, weights
 
 
-class Popularity:
+class PopularityPlayer:
     """The id with the highest mean reward so far; means are drawn to the mean of all ids by five events."""
 
     def __init__(self) -> None:
         self.sums: dict[str, tuple[float, int]] = {}  # rewards and events of each id, of all under ""
 
-    def decide(self, now: Round, draw: float) -> Choice:
+    def decide(self, now: DecisionRound, draw: float) -> Choice:
         names = [next(iter(action)) for action in now.actions]
         total, n = self.sums.get("", (0.0, 0))
         usual = total / n if n else 0.0
@@ -248,10 +248,10 @@ class Popularity:
             self.sums[name] = rewards + reward, events + 1
 
 
-class Uniform:
+class UniformPlayer:
     """Every action as often as any other."""
 
-    def decide(self, now: Round, draw: float) -> Choice:
+    def decide(self, now: DecisionRound, draw: float) -> Choice:
         return int(draw * len(now.actions)), None
 
     def learn(self, token: Any, reward: float) -> None:
@@ -261,11 +261,11 @@ class Uniform:
 class Peer:
     """Another library's policy, on actions that stay the same; it knows no users, and rewards arrive at once."""
 
-    def __init__(self, title: str, stream: Stream) -> None:
+    def __init__(self, title: str, stream: DecisionStream) -> None:
         self.inputs, self.title, self.dim = Scaled(), title, stream.dim
         self.runner: Any = None
 
-    def decide(self, now: Round, draw: float) -> Choice:
+    def decide(self, now: DecisionRound, draw: float) -> Choice:
         if self.runner is None:
             self.runner = PEERS[self.title][1](len(now.actions), 1 + self.dim)
         x = self.inputs.dense({"": 1.0, **self.inputs.scaled(now.context)})
@@ -275,11 +275,11 @@ class Peer:
         self.runner.learn(reward)
 
 
-class Entry(NamedTuple):
+class NamedPlayer(NamedTuple):
     """A player by name."""
 
-    make: Callable[[Stream], Player]
-    plays: Callable[[Stream], bool] = lambda stream: True
+    make: Callable[[DecisionStream], Player]
+    plays: Callable[[DecisionStream], bool] = lambda stream: True
     package: str = "numpy"  # that has to be installed
 
     @property
@@ -287,12 +287,12 @@ class Entry(NamedTuple):
         return find_spec(self.package) is not None
 
 
-def _vw(explore: str, crosses: str, plays: Callable[[Stream], bool] = lambda stream: True) -> Entry:
-    return Entry(lambda stream: VW(explore, crosses), plays, "vowpalwabbit")
+def _vw(explore: str, crosses: str, plays: Callable[[DecisionStream], bool] = lambda stream: True) -> NamedPlayer:
+    return NamedPlayer(lambda stream: VWPlayer(explore, crosses), plays, "vowpalwabbit")
 
 
-def _peer(title: str) -> Entry:
-    return Entry(partial(Peer, title), lambda stream: stream.peers, PEERS[title][0])
+def _peer(title: str) -> NamedPlayer:
+    return NamedPlayer(partial(Peer, title), lambda stream: stream.peers, PEERS[title][0])
 
 
 QUADRATIC, CUBIC, PAIRS = "-q ca -q ua", "-q ca -q ua --cubic uca", "-q ca -q aa"
@@ -302,7 +302,7 @@ VW_POLICIES = {
     "epsilon02": "--epsilon 0.02",
     "regcbopt": "--regcb --regcbopt --mellowness 0.001 --cb_min_cost -1 --cb_max_cost 0",
 }
-VW_FORMS: dict[str, tuple[str, Callable[[Stream], bool]]] = {
+VW_FORMS: dict[str, tuple[str, Callable[[DecisionStream], bool]]] = {
     "": (QUADRATIC, lambda stream: True),
     "-cubic": (CUBIC, lambda stream: stream.users > 0),
     "-pairs": (PAIRS, lambda stream: stream.users == 0),  # where cubic is the same as without: nobody names a user
@@ -315,27 +315,27 @@ _TUNED = {
     for rate, step in VW_RATES.items()
 }
 VW_TUNED = (*_TUNED,)  # the first of them is VW at its defaults
-PLAYERS: dict[str, Entry] = {
-    "residual-kalman": Entry(lambda stream: Kalman()),
+PLAYERS: dict[str, NamedPlayer] = {
+    "residual-kalman": NamedPlayer(lambda stream: KalmanPlayer()),
     **_TUNED,
     "vw-epsilon": _vw("--epsilon 0.1", QUADRATIC),
     "vw-coin": _vw("--squarecb --coin", QUADRATIC),
-    "uniform": Entry(lambda stream: Uniform()),
-    "popularity": Entry(lambda stream: Popularity(), lambda stream: stream.ids),
-    "linucb": Entry(lambda stream: LinUCB(alone=False), lambda stream: stream.dim <= 300 and stream.ids),
-    "linucb-alone": Entry(
-        lambda stream: LinUCB(alone=True), lambda stream: stream.dim <= 300 and stream.ids and stream.users > 1
+    "uniform": NamedPlayer(lambda stream: UniformPlayer()),
+    "popularity": NamedPlayer(lambda stream: PopularityPlayer(), lambda stream: stream.ids),
+    "linucb": NamedPlayer(lambda stream: LinUCBPlayer(alone=False), lambda stream: stream.dim <= 300 and stream.ids),
+    "linucb-alone": NamedPlayer(
+        lambda stream: LinUCBPlayer(alone=True), lambda stream: stream.dim <= 300 and stream.ids and stream.users > 1
     ),
-    "adagrad": Entry(lambda stream: AdaGrad()),
+    "adagrad": NamedPlayer(lambda stream: AdaGradPlayer()),
     "river-linucb": _peer("river LinUCBDisjoint"),
     "obp-linucb": _peer("obp LinUCB"),
-    "one-for-all": Entry(lambda stream: Kalman("one"), lambda stream: stream.users > 1),
-    "each-alone": Entry(lambda stream: Kalman("alone"), lambda stream: stream.users > 1),
-    "fixed-prior": Entry(lambda stream: Kalman(make=FixedPrior), lambda stream: stream.users > 1),
-    "no-scaling": Entry(lambda stream: Unscaled(), lambda stream: stream.dim <= 64),
-    "diagonal": Entry(lambda stream: Kalman(make=Diagonal)),
-    "full-widths": Entry(lambda stream: Kalman(make=FullWidths)),
-    "no-biases": Entry(lambda stream: Kalman(make=NoBiases), lambda stream: stream.users > 1),
-    "no-light": Entry(lambda stream: Kalman(make=NoLight)),
-    "no-width": Entry(lambda stream: Kalman(width=0.0)),
+    "one-for-all": NamedPlayer(lambda stream: KalmanPlayer("one"), lambda stream: stream.users > 1),
+    "each-alone": NamedPlayer(lambda stream: KalmanPlayer("alone"), lambda stream: stream.users > 1),
+    "fixed-prior": NamedPlayer(lambda stream: KalmanPlayer(make=FixedPrior), lambda stream: stream.users > 1),
+    "no-scaling": NamedPlayer(lambda stream: Unscaled(), lambda stream: stream.dim <= 64),
+    "diagonal": NamedPlayer(lambda stream: KalmanPlayer(make=Diagonal)),
+    "full-widths": NamedPlayer(lambda stream: KalmanPlayer(make=FullWidths)),
+    "no-biases": NamedPlayer(lambda stream: KalmanPlayer(make=NoBiases), lambda stream: stream.users > 1),
+    "no-light": NamedPlayer(lambda stream: KalmanPlayer(make=NoLight)),
+    "no-width": NamedPlayer(lambda stream: KalmanPlayer(width=0.0)),
 }

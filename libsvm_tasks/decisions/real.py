@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedres.checks import Array
-from libsvm_tasks.decisions.rounds import NOBODY, Features, Rng, Round
+from libsvm_tasks.decisions.rounds import NOBODY, DecisionRound, Features, Rng
 from libsvm_tasks.load import real_lines
 
 MOVIELENS = tuple(f"movielens-100k.u.{part}" for part in ("data", "item", "user", "genre"))
@@ -54,7 +54,7 @@ def movielens() -> Movies:
 
 def movies(
     rng: Rng, people: int = 400, rounds: int = 16_000, *, fresh: bool = False, ids: bool = True, features: bool = True
-) -> Iterator[Round]:
+) -> Iterator[DecisionRound]:
     """Yield lists of eight films that a person has rated; the reward is 1 for five stars.
 
     ``fresh``: a film that was chosen for a person is never offered to that person again. Without ``ids``, an action is
@@ -77,7 +77,7 @@ def movies(
             {f"_id={f'film{film}' if ids else place}": 1.0, **(world.films[film] if features else {})}
             for place, film in enumerate(numbers)
         ]
-        now = Round(f"u{person}", world.people[person], actions, world.liked[person][offered])
+        now = DecisionRound(f"u{person}", world.people[person], actions, world.liked[person][offered])
         yield now
         if fresh:
             left[person] = left[person][left[person] != offered[now.chosen]]
@@ -101,7 +101,7 @@ def judged_prompts() -> tuple[list[str], list[Prompt]]:
     return models, [Prompt(text, rewards) for text, rewards in zip(texts, worth, strict=True)]
 
 
-def prompts(rng: Rng, *, ids: bool = True) -> Iterator[Round]:
+def prompts(rng: Rng, *, ids: bool = True) -> Iterator[DecisionRound]:
     """Yield prompts: which of the language models answers.
 
     The reward is the judged quality less ten times the cost in dollars, as a share of its range. Without ``ids``, a
@@ -113,7 +113,7 @@ def prompts(rng: Rng, *, ids: bool = True) -> Iterator[Round]:
         words, rewards = rows[row]
         order = rng.permutation(len(models))
         actions = [named[k] if ids else {f"_id={place}": 1.0, **named[k]} for place, k in enumerate(order)]
-        yield Round(NOBODY, {f"word={word}": 1.0 for word in words}, actions, rewards[order])
+        yield DecisionRound(NOBODY, {f"word={word}": 1.0 for word in words}, actions, rewards[order])
 
 
 def _parts(name: str) -> Features:

@@ -9,7 +9,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from fedres.checks import Array
-from fedres.decisions.kalman_state import Request
+from fedres.decisions.kalman_state import KalmanRequest
 from fedres.scoring.flattening import feature_hash
 from libsvm_tasks.bandit_tasks import PERMUTED
 from libsvm_tasks.data import Data
@@ -21,7 +21,7 @@ NOBODY = ""  # the user where callers name none
 
 
 @dataclass
-class Round:
+class DecisionRound:
     """A decision to be made."""
 
     user: str
@@ -32,11 +32,11 @@ class Round:
     chosen: int = 0  # by the player, once it has decided
 
     @cached_property
-    def request(self) -> Request:
+    def request(self) -> KalmanRequest:
         """Context and actions as the models see them: names hashed as by the service."""
         rows = [self.context, *self.actions]
         hashed = [_hashed(name) for row in rows for name in row]
-        return Request(
+        return KalmanRequest(
             np.array([name for name, _ in hashed], np.uint32),
             np.array([value for row in rows for value in row.values()], np.float32),
             np.array([field for _, field in hashed], np.uint32),
@@ -51,14 +51,14 @@ def _hashed(name: str) -> tuple[int, int]:
 
 
 @dataclass(frozen=True)
-class Stream:
+class DecisionStream:
     """Rounds that the seed alone decides, and when their rewards arrive.
 
     The figure of a stream is the mean reward or, where rewards are drawn by chance, (mean − uniform)/(best − uniform)
     of the true chances of what was chosen.
     """
 
-    rounds: Callable[[Rng], Iterator[Round]]
+    rounds: Callable[[Rng], Iterator[DecisionRound]]
     text: str  # what it is
     delay: int = 0  # rounds until a reward arrives
     zero_delay: int | None = None  # of rewards of 0, where it differs
@@ -80,7 +80,9 @@ def _data(name: str) -> tuple[Data, list[list[str]], list[Features]]:
     return data, [names], [{f"_id={k}": 1.0} for k in range(data.n_classes)]
 
 
-def classes(name: str, rng: Rng, n_users: int, rounds: int, task: str, *, drift: bool = False) -> Iterator[Round]:
+def classes(
+    name: str, rng: Rng, n_users: int, rounds: int, task: str, *, drift: bool = False
+) -> Iterator[DecisionRound]:
     """Yield rows of a dataset; the reward is 1 for the action that a user's task names for the row's class.
 
     ``same``: one task for all. ``permuted``: of ten classes three trade names, for each user other ones. ``shuffled``:
@@ -99,7 +101,7 @@ def classes(name: str, rng: Rng, n_users: int, rounds: int, task: str, *, drift:
         values = data.features[row]
         context = {names[j]: float(values[j]) for j in np.flatnonzero(values)}
         named = meanings[user][label[row]]
-        yield Round(f"u{user}", context, actions, np.eye(k)[later[named] if 2 * t >= n else named])
+        yield DecisionRound(f"u{user}", context, actions, np.eye(k)[later[named] if 2 * t >= n else named])
 
 
 def _meaning(task: str, n_classes: int, rng: Rng) -> Array:

@@ -17,45 +17,51 @@ from libsvm_tasks import grid, load
 from libsvm_tasks.catalogue import CATALOGUE
 from libsvm_tasks.decisions.players import PLAYERS, VW_TUNED, Player
 from libsvm_tasks.decisions.real import MOVIELENS, PROMPTS, movies, prompts
-from libsvm_tasks.decisions.rounds import Round, Stream, classes
+from libsvm_tasks.decisions.rounds import DecisionRound, DecisionStream, classes
 from libsvm_tasks.decisions.worlds import News, anonymous, artists, coupons, raw, routing, wide, words
 
 
-def _one(name: str, rounds: int) -> Stream:
+def _one(name: str, rounds: int) -> DecisionStream:
     dim = 64 if name == "digits" else CATALOGUE[name].features
     play = partial(classes, name, n_users=1, rounds=rounds, task="same")
-    return Stream(play, f"{name}, one user, {rounds:,} rounds", users=1, dim=dim, peers=True, needs=(name,))
+    return DecisionStream(play, f"{name}, one user, {rounds:,} rounds", users=1, dim=dim, peers=True, needs=(name,))
 
 
-def _many(task: str, text: str, name: str = "digits", users: int = 20, rounds: int = 600, **more: Any) -> Stream:
+def _many(
+    task: str, text: str, name: str = "digits", users: int = 20, rounds: int = 600, **more: Any
+) -> DecisionStream:
     drift = bool(more.pop("drift", False))
     play = partial(classes, name, n_users=users, rounds=rounds, task=task, drift=drift)
     dim = 64 if name == "digits" else CATALOGUE[name].features
-    return Stream(play, f"{name}, {users} users × {rounds}: {text}", users=users, dim=dim, needs=(name,), **more)
+    return DecisionStream(
+        play, f"{name}, {users} users × {rounds}: {text}", users=users, dim=dim, needs=(name,), **more
+    )
 
 
-def _news(text: str, *, delay: int = 0, zero_delay: int | None = None, missing: float = 0.0, **how: Any) -> Stream:
-    return Stream(
+def _news(
+    text: str, *, delay: int = 0, zero_delay: int | None = None, missing: float = 0.0, **how: Any
+) -> DecisionStream:
+    return DecisionStream(
         News(**how), f"news: {text}", delay, zero_delay, missing, by_chance=True, users=how.get("readers", 200)
     )
 
 
-def _movies(text: str, people: int = 400, rounds: int = 16_000, **how: Any) -> Stream:
+def _movies(text: str, people: int = 400, rounds: int = 16_000, **how: Any) -> DecisionStream:
     play = partial(movies, people=people, rounds=rounds, **how)
     ids, fresh = how.get("ids", True), how.get("fresh", False)
     text = f"MovieLens, {people} people, {rounds:,} lists of eight films they rated: {text}"
-    return Stream(play, text, by_chance=True, users=people, ids=ids, replies=fresh, needs=MOVIELENS)
+    return DecisionStream(play, text, by_chance=True, users=people, ids=ids, replies=fresh, needs=MOVIELENS)
 
 
-def _prompts(text: str, **how: Any) -> Stream:
+def _prompts(text: str, **how: Any) -> DecisionStream:
     play, ids = partial(prompts, **how), how.get("ids", True)
     text = f"which of four language models answers a prompt, whose words are the context: {text}"
-    return Stream(play, text, by_chance=True, graded=True, users=0, dim=10_000, ids=ids, needs=PROMPTS)
+    return DecisionStream(play, text, by_chance=True, graded=True, users=0, dim=10_000, ids=ids, needs=PROMPTS)
 
 
 HALF: dict[str, Any] = {"readers": 100, "rounds": 10_000}
 ZIPF: dict[str, Any] = {"readers": 2000, "rounds": 12_000, "zipf": True}
-STREAMS: dict[str, Stream] = {
+STREAMS: dict[str, DecisionStream] = {
     "digits": _one("digits", 1797),
     "pendigits": _one("pendigits", 4000),
     "satimage": _one("satimage", 4000),
@@ -85,24 +91,28 @@ STREAMS: dict[str, Stream] = {
     "news-cold": _news("the same; first 5 rounds of late readers", late=True, **ZIPF),
     "news-churn": _news("an article is replaced every 200 rounds", churn=200, rounds=12_000),
     "news-drift": _news("all tastes change half-way", drift=True, rounds=12_000),
-    "news-cities": Stream(
+    "news-cities": DecisionStream(
         News(cities=500, readers=100, rounds=10_000), "news: a city of 500 in the context", by_chance=True, dim=500
     ),
-    "wide": Stream(wide, "200 readers × 60, 22 coordinates that all matter", by_chance=True),
-    "raw": Stream(raw, "300 shoppers × 40: price, age, hour and basket as they come", by_chance=True),
-    "anonymous": Stream(anonymous, "visitors without a name, 21 coordinates that all matter", by_chance=True, users=0),
-    "words": Stream(words, "texts of ten words, no user", by_chance=True, users=0, dim=2_000),
+    "wide": DecisionStream(wide, "200 readers × 60, 22 coordinates that all matter", by_chance=True),
+    "raw": DecisionStream(raw, "300 shoppers × 40: price, age, hour and basket as they come", by_chance=True),
+    "anonymous": DecisionStream(
+        anonymous, "visitors without a name, 21 coordinates that all matter", by_chance=True, users=0
+    ),
+    "words": DecisionStream(words, "texts of ten words, no user", by_chance=True, users=0, dim=2_000),
     "movies": _movies("ids, genres and year; five stars are a reward"),
     "movies-fresh": _movies("no film is chosen twice for a person", 943, 30_000, fresh=True),
     "movies-ids": _movies("ids only", features=False),
     "movies-features": _movies("genres and year only", ids=False),
     "prompts": _prompts("models have ids"),
     "prompts-features": _prompts("models have makers and parts of names", ids=False),
-    "artists": Stream(artists, "600 people, 17,000 artists without features", by_chance=True, users=600, dim=1),
-    "coupons": Stream(
+    "artists": DecisionStream(artists, "600 people, 17,000 artists without features", by_chance=True, users=600, dim=1),
+    "coupons": DecisionStream(
         coupons, "eight new drivers with 25 categories, no user", by_chance=True, users=0, dim=1, ids=False
     ),
-    "routing": Stream(routing, "seven models that change places half-way, no user", by_chance=True, users=0, dim=8),
+    "routing": DecisionStream(
+        routing, "seven models that change places half-way, no user", by_chance=True, users=0, dim=8
+    ),
 }
 
 
@@ -116,15 +126,15 @@ class Piece(NamedTuple):
 
 
 @lru_cache(maxsize=1)
-def _rounds(stream: Stream, seed: int, events: int | None) -> list[Round]:
+def _rounds(stream: DecisionStream, seed: int, events: int | None) -> list[DecisionRound]:
     return [*_new(stream, seed, events)]
 
 
-def _new(stream: Stream, seed: int, events: int | None) -> Iterator[Round]:
+def _new(stream: DecisionStream, seed: int, events: int | None) -> Iterator[DecisionRound]:
     return islice(stream.rounds(np.random.default_rng(seed)), events)
 
 
-def play(stream: Stream, player: Player, seed: int, events: int | None = None) -> float:
+def play(stream: DecisionStream, player: Player, seed: int, events: int | None = None) -> float:
     """Return the figure of a player."""
     draws = np.random.default_rng([seed, 1])
     arrivals: list[tuple[int, int, Any, float]] = []

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedres.checks import Array
-from libsvm_tasks.decisions.rounds import NOBODY, Features, Rng, Round
+from libsvm_tasks.decisions.rounds import NOBODY, DecisionRound, Features, Rng
 
 TOPICS, SEGMENTS = 4, 4
 GROUPS = {"segment": SEGMENTS, "daypart": 4, "device": 3, "weekday": 7}  # of which the first two matter
@@ -34,7 +34,7 @@ class News:
     drift: bool = False  # half-way all tastes change
     cities: int = 0  # a category of the context that says nothing
 
-    def __call__(self, rng: Rng) -> Iterator[Round]:
+    def __call__(self, rng: Rng) -> Iterator[DecisionRound]:
         users, articles = self._users(rng), 10
         homes = rng.integers(SEGMENTS, size=self.readers)
         tastes, topics = self._tastes(rng), np.arange(articles) % TOPICS
@@ -59,7 +59,7 @@ class News:
             counts = not self.late or bool(first_seen[user] >= self.rounds // 2 and seen[user] < 5)
             seen[user] += 1
             rates = self.least + (self.most - self.least) * _logistic(6 * wish - 2)
-            yield Round(f"u{user}", context, actions, rates, counts)
+            yield DecisionRound(f"u{user}", context, actions, rates, counts)
 
     def _users(self, rng: Rng) -> Array:
         if not self.zipf:
@@ -81,7 +81,7 @@ def _logistic(x: Array) -> Array:
     return np.asarray(1 / (1 + np.exp(-x)))
 
 
-def wide(rng: Rng, readers: int = 200, rounds: int = 12_000) -> Iterator[Round]:
+def wide(rng: Rng, readers: int = 200, rounds: int = 12_000) -> Iterator[DecisionRound]:
     """Ten articles of six topics; four categories of the context matter for every topic, and the reader."""
     groups = {"device": 3, "daypart": 5, "weekday": 7, "region": 7}  # 22 coordinates and the constant
     n_topics, n_articles = 6, 10
@@ -95,10 +95,10 @@ def wide(rng: Rng, readers: int = 200, rounds: int = 12_000) -> Iterator[Round]:
         here |= {name: int(of[reader]) for name, of in homes.items()}
         shared = np.sum([effects[name][value] for name, value in here.items()], axis=0) / np.sqrt(2)
         rates = 0.02 + 0.28 * _logistic((shared + tastes[reader])[topics] + quality - 1)
-        yield Round(f"u{reader}", {f"{name}={value}": 1.0 for name, value in here.items()}, actions, rates)
+        yield DecisionRound(f"u{reader}", {f"{name}={value}": 1.0 for name, value in here.items()}, actions, rates)
 
 
-def raw(rng: Rng, shoppers: int = 300, rounds: int = 12_000) -> Iterator[Round]:
+def raw(rng: Rng, shoppers: int = 300, rounds: int = 12_000) -> Iterator[DecisionRound]:
     """Eight offers of four kinds with price and age in days; the context has the hour and the price of the basket."""
     n_kinds = 4
     thrift, kinds = rng.normal(1.0, 1.0, size=shoppers), rng.normal(size=(shoppers, n_kinds))
@@ -113,10 +113,10 @@ def raw(rng: Rng, shoppers: int = 300, rounds: int = 12_000) -> Iterator[Round]:
             {f"_id=kind{k}": 1.0, "price": p, "age_days": a}
             for k, p, a in zip(kind, price.tolist(), age.tolist(), strict=True)
         ]
-        yield Round(f"u{shopper}", {"hour": float(hour), "basket": basket}, actions, 0.6 * _logistic(wish - 1))
+        yield DecisionRound(f"u{shopper}", {"hour": float(hour), "basket": basket}, actions, 0.6 * _logistic(wish - 1))
 
 
-def anonymous(rng: Rng, rounds: int = 8_000) -> Iterator[Round]:
+def anonymous(rng: Rng, rounds: int = 8_000) -> Iterator[DecisionRound]:
     """Visitors without a name: twenty actions, and four categories of the context that all matter."""
     groups, n_actions = {"device": 3, "daypart": 4, "source": 6, "country": 8}, 20
     actions = [{f"_id=a{k}": 1.0} for k in range(n_actions)]
@@ -125,10 +125,10 @@ def anonymous(rng: Rng, rounds: int = 8_000) -> Iterator[Round]:
     for _ in range(rounds):
         here = {name: int(rng.integers(size)) for name, size in groups.items()}
         wish = usual + np.sum([effects[name][value] for name, value in here.items()], axis=0)
-        yield Round(NOBODY, {f"{name}={value}": 1.0 for name, value in here.items()}, actions, _logistic(wish))
+        yield DecisionRound(NOBODY, {f"{name}={value}": 1.0 for name, value in here.items()}, actions, _logistic(wish))
 
 
-def words(rng: Rng, rounds: int = 8_000) -> Iterator[Round]:
+def words(rng: Rng, rounds: int = 8_000) -> Iterator[DecisionRound]:
     """Texts of ten words out of 2,000, of one of twelve subjects: which of six sections would be clicked."""
     n_words, n_subjects, n_sections = 2_000, 12, 6
     vocabulary = rng.dirichlet(np.full(n_words, 0.02), n_subjects)
@@ -136,12 +136,12 @@ def words(rng: Rng, rounds: int = 8_000) -> Iterator[Round]:
     actions = [{f"_id=section{k}": 1.0} for k in range(n_sections)]
     for subject in rng.integers(n_subjects, size=rounds):
         drawn = rng.choice(n_words, 10, p=vocabulary[subject])
-        yield Round(NOBODY, {f"word={word}": 1.0 for word in np.unique(drawn)}, actions, rates[subject])
+        yield DecisionRound(NOBODY, {f"word={word}": 1.0 for word in np.unique(drawn)}, actions, rates[subject])
 
 
 def artists(
     rng: Rng, people: int = 600, n_artists: int = 17_000, rounds: int = 16_000, own: int = 30
-) -> Iterator[Round]:
+) -> Iterator[DecisionRound]:
     """Eight artists without features, of which the person listens to two; tastes have a long tail and three scenes."""
     n_scenes = 40
     scenes, fame = rng.integers(n_scenes, size=n_artists), 1 / np.arange(1, n_artists + 1) ** 0.8
@@ -156,10 +156,10 @@ def artists(
         offered = np.append(rng.choice(mine[person], 2, replace=False), rng.choice(others, 6, replace=False))
         order = rng.permutation(8)
         actions = [names[k] for k in offered[order]]
-        yield Round(f"u{person}", {}, actions, np.asarray(order < 2, float))
+        yield DecisionRound(f"u{person}", {}, actions, np.asarray(order < 2, float))
 
 
-def coupons(rng: Rng, rounds: int = 8_000) -> Iterator[Round]:
+def coupons(rng: Rng, rounds: int = 8_000) -> Iterator[DecisionRound]:
     """Eight drivers who never come again, known by 25 categories that also matter in pairs: who uses a coupon?"""
     sizes = np.append(rng.integers(2, 6, size=20), rng.integers(6, 26, size=5))
     effects = [rng.normal(size=size) * (k % 2) * 0.5 for k, size in enumerate(sizes)]
@@ -173,10 +173,10 @@ def coupons(rng: Rng, rounds: int = 8_000) -> Iterator[Round]:
             {f"_id=driver{8 * t + k}": 1.0, **{f"column{j}={level}": 1.0 for j, level in enumerate(levels[:, k])}}
             for k in range(8)
         ]
-        yield Round(NOBODY, {}, actions, np.asarray(rng.random(8) < _logistic(wish), float))
+        yield DecisionRound(NOBODY, {}, actions, np.asarray(rng.random(8) < _logistic(wish), float))
 
 
-def routing(rng: Rng, rounds: int = 10_000) -> Iterator[Round]:
+def routing(rng: Rng, rounds: int = 10_000) -> Iterator[DecisionRound]:
     """Seven models, good at prompts of some kinds, lengths and amounts of numbers, that change places half-way."""
     n_models, n_kinds = 7, 6
     usual, by_kind = 0.5 * rng.normal(size=n_models), rng.normal(size=(n_kinds, n_models))
@@ -186,7 +186,7 @@ def routing(rng: Rng, rounds: int = 10_000) -> Iterator[Round]:
         kind, length, numbers = int(rng.integers(n_kinds)), float(rng.lognormal(4.0, 1.0)), int(rng.poisson(2.0))
         wish = usual + by_kind[kind] + by_length * (np.log(length) - 4) + by_numbers * (numbers - 2) / 2
         context = {f"kind=kind{kind}": 1.0, "length": round(length, 1), "numbers": float(numbers)}
-        yield Round(NOBODY, context, ROUTED, _logistic(3 * wish - 2)[places[2 * t // rounds]])
+        yield DecisionRound(NOBODY, context, ROUTED, _logistic(3 * wish - 2)[places[2 * t // rounds]])
 
 
 ROUTED = [{f"_id=model{k}": 1.0} for k in range(7)]

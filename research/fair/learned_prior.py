@@ -27,7 +27,7 @@ LEAST_NOISE = 1e-3
 MOST_DIRECTIONS = 300
 
 
-class Shared(NamedTuple):
+class SharedPrior(NamedTuple):
     """What the server sends."""
 
     weights: Array  # w
@@ -51,7 +51,7 @@ def fit(task: Task, delay: int, penalty: float, prior: float, trips: int) -> Arr
     dim, n_rows, n_rounds = features.shape[2], task.label.shape[1], task.order.shape[1]
     scale = np.full(dim, NOISE / (penalty * unit))
     start = scale if dim > MOST_DIRECTIONS else np.diag(scale)
-    shared = Shared(np.zeros(dim), start, NOISE)
+    shared = SharedPrior(np.zeros(dim), start, NOISE)
     made = [min(n_rows, n_rounds)]  # the rounds in which clients make their sums: first after a pass over their rows
     while len(made) < trips and made[-1] + delay + BETWEEN + delay <= n_rounds:
         made.append(made[-1] + delay + BETWEEN)
@@ -62,7 +62,7 @@ def fit(task: Task, delay: int, penalty: float, prior: float, trips: int) -> Arr
     return np.array([shared.weights + personal(x, y, shared)[0] for x, y in zip(features, task.label, strict=True)])
 
 
-def personal(rows: Array, label: Array, shared: Shared) -> tuple[Array, Array, Array]:
+def personal(rows: Array, label: Array, shared: SharedPrior) -> tuple[Array, Array, Array]:
     """Return E[u], and what made it: ΣXᵀ and S⁻¹(X, y − Xw)."""
     across = _times(shared.spread, rows.T)
     left = np.linalg.solve(
@@ -71,7 +71,7 @@ def personal(rows: Array, label: Array, shared: Shared) -> tuple[Array, Array, A
     return np.asarray(across @ left[:, -1]), across, left
 
 
-def client(rows: Array, label: Array, shared: Shared) -> Sums:
+def client(rows: Array, label: Array, shared: SharedPrior) -> Sums:
     """Return a client's sums: its E step."""
     mean, across, left = personal(rows, label, shared)
     inverse_rows, kernel = left[:, :-1], rows @ across  # S⁻¹X and XΣXᵀ
@@ -91,11 +91,11 @@ def _times(spread: Array, rows: Array) -> Array:
     return spread[:, None] * rows if spread.ndim == 1 else spread @ rows
 
 
-def server(parts: list[Sums], start: Array, prior: float) -> Shared:
+def server(parts: list[Sums], start: Array, prior: float) -> SharedPrior:
     """Return the next w, Σ and σ²: the M step, with ``start`` counted as ``prior`` clients."""
     least = 1 / (np.diag(start) if start.ndim == 2 else start) / len(parts)
     gram = np.sum([part.gram for part in parts], axis=0) + np.diag(least)
     weights = np.linalg.solve(gram, np.sum([part.target for part in parts], axis=0))
     spread = (np.sum([part.second_moment for part in parts], axis=0) + prior * start) / (len(parts) + prior)
     noise = sum(part.squares for part in parts) / sum(part.rows for part in parts)
-    return Shared(weights, spread, max(noise, LEAST_NOISE))
+    return SharedPrior(weights, spread, max(noise, LEAST_NOISE))

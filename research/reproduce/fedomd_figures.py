@@ -93,7 +93,7 @@ def _horizon(run: Run) -> int:
 
 def _curves(run: Run, name: str, symbol: str, settings: Mapping[int, tuple[int, int]]) -> dict[int, Array]:
     """Draw the regret of each (τ, K), and return it, (seeds, points)."""
-    seeds, n_rounds = range(3 if run.quick else 16), _horizon(run)
+    seeds, n_rounds = range(6 if run.quick else 16), _horizon(run)
     cells = [Section7(*setting, n_rounds, seed) for setting in settings.values() for seed in seeds]
     results = grid.run(play_section_7, cells, jobs=run.jobs, journal=run.journal, progress=run.progress)
     curves = dict(zip(settings, np.array(results).reshape(len(settings), len(seeds), -1), strict=True))

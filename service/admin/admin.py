@@ -1,4 +1,4 @@
-"""Loops, settings, catalogue, models and users: changes go through the log and are answered when they are in force."""
+"""Loops, settings, catalogue, models and users. Changes go through the log, and return once they are in effect."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from service.log.records import (
 )
 from service.models.table import model_kind
 from service.rank.explaining import personal_model
-from service.rank.pinned import check_new, pin_body, read_pinned
+from service.rank.pinned import pin_body, read_pinned
 from service.rank.quotas import exceeded
 from service.rank.ranker import ERASE_SECONDS, RankerContext
 from service.rank.requests import Action, check_id
@@ -50,7 +50,7 @@ class UnmatchedReward(msgspec.Struct):
 
 
 class Admin:
-    """What an admin key may do."""
+    """The operations of admin keys."""
 
     def __init__(self, context: RankerContext) -> None:
         self._context = context
@@ -62,13 +62,15 @@ class Admin:
         return self._context.models.names()
 
     async def create_loop(self, name: str, settings: dict[str, Any] | None = None) -> int:
-        """Return the version of a new loop's settings; a repeat of the call that made it returns that of then."""
+        """Create a loop; return the version of its settings. A repeated call returns the same version."""
         check_id("loop", name)
         if not name.replace("-", "").replace("_", "").replace(".", "").isalnum() or not name.isascii():
             raise invalid(f"loop must be letters, digits, '-', '_' and '.', got {name!r}", "loop")
         self._context.check_follows(name)
         new_settings = read_settings(settings or {})
-        check_new(new_settings)
+        if new_settings.control.baseline == "pinned":
+            message = "control.baseline must not be 'pinned' for a new loop, which has no model yet"
+            raise ApiError(422, "invalid_settings", message, "control")
         body = encode(new_settings)
         if name in self.loops():
             return await self._made_before(name, body)
@@ -83,16 +85,16 @@ class Admin:
             return await self._made_before(name, body)
 
     async def _made_before(self, name: str, body: bytes) -> int:
-        """Return the version of a loop that was made with the same settings: the answer to that call was lost."""
-        made = await self._context.look_up(lambda log: log.of_kind(name, LOOP)[-1])
-        if made.body != body:
+        """Return the version of an existing loop created with the same settings, as a repeated call should."""
+        created = await self._context.look_up(lambda log: log.of_kind(name, LOOP)[-1])
+        if created.body != body:
             message = f"loop {name!r} exists with other settings; change them with PATCH /v1/loops/{name}/settings"
             raise ApiError(409, "loop_exists", message, "loop")
         await self._context.until(lambda: name in self.loops())
-        return made.position
+        return created.position
 
     def _check_room(self, settings: Settings) -> None:
-        """Refuse a loop that would be one too many, or whose weights are."""
+        """Refuse a loop beyond the quotas of loops and weights."""
         quotas, names = self._context.quotas, self.loops()
         if len(names) >= quotas.loops:
             raise exceeded("loops", quotas.loops, "loops")
@@ -121,9 +123,9 @@ class Admin:
         return view.settings_version, view.settings
 
     async def put_settings(self, loop: str, settings: dict[str, Any]) -> int:
-        """Return the version of the new settings, once they are in force.
+        """Return the version of the new settings, once they are in effect.
 
-        What is missing is at its default, but for what was fixed when the loop was made.
+        Missing settings get their defaults, except those that are fixed when the loop is created.
         """
         view, quotas = self._context.loop(loop).view, self._context.quotas
         if view.n_settings >= quotas.settings:
@@ -139,7 +141,7 @@ class Admin:
         return await self._context.append_now(Record(loop, SETTINGS, body=encode(new_settings)))
 
     async def _with_pinned(self, loop: str, new_settings: Settings) -> Settings:
-        """Return settings whose control group has its model: that which they name, or that of now."""
+        """Return settings with the control group's pinned model: the one they name, or the current one."""
         control = new_settings.control
         if control.baseline != "pinned":
             return new_settings
@@ -154,7 +156,7 @@ class Admin:
         return msgspec.structs.replace(new_settings, control=msgspec.structs.replace(control, pinned=position))
 
     def has_learned_nothing(self, loop: str) -> bool:
-        """Return whether a loop's models are as they were made."""
+        """Return whether a loop's models have learned nothing yet."""
         view = self._context.loop(loop).view
         return view.version == view.created_at
 
@@ -203,16 +205,16 @@ class Admin:
             raise exceeded("catalogue_bytes", quotas.catalogue_bytes, what, loop)
 
     async def model(self, loop: str) -> bytes:
-        """Return the shared model with all that is logged learned; ``put_model`` takes it."""
+        """Return the shared model, after learning all records so far; ``put_model`` accepts it."""
         self._context.loop(loop)
-        return bytes(await self._context.ask("model", loop))
+        return bytes(await self._context.learner.ask("model", loop))
 
     async def put_model(self, loop: str, state: bytes) -> int:
         """Replace the shared model; personal models stay. Return the new model version."""
         view = self._context.loop(loop).view
-        made = await self._context.look_up(lambda log: log.of_kind(loop, LOOP)[-1])
+        created = await self._context.look_up(lambda log: log.of_kind(loop, LOOP)[-1])
         try:
-            ranges = view.seen_range, read_settings_body(made.body).reward_range
+            ranges = view.seen_range, read_settings_body(created.body).reward_range
             model_kind(view.settings).check(view.settings, state, ranges)
         except ValueError as error:
             raise ApiError(422, "invalid_model", str(error)) from None
@@ -230,7 +232,7 @@ class Admin:
         return {**head, **published.model.described(model)}
 
     async def erase_user(self, loop: str, user: str) -> None:
-        """Erase a user's model, events and rewards from every file; return when nothing is left."""
+        """Erase a user's model, events and rewards from every file; return once that is done."""
         check_id("user", user)
         self._context.loop(loop)
         token = new_event_id()
@@ -238,26 +240,26 @@ class Admin:
         await self._context.until(lambda: token in self._context.loop(loop).view.erased, ERASE_SECONDS)
 
     async def erase_user_everywhere(self, user: str) -> None:
-        """Erase a user in all loops; what fails in one is raised once all have answered, so that none goes on alone."""
+        """Erase a user in all loops; wait for all of them before raising an error."""
         self._context.check_follows_all()
         erasures = [self.erase_user(loop, user) for loop in self.loops()]
         for result in await asyncio.gather(*erasures, return_exceptions=True):
             if result is not None:
                 raise result
 
-    # what is logged
+    # the log
 
     async def events(self, loop: str, after: int = 0, limit: int | None = None) -> AsyncIterator[bytes]:
-        """Yield logged events as ``bandits.evaluation`` reads them, oldest first, from behind a position on.
+        """Yield logged events behind a position, oldest first, in the format of ``bandits.evaluation``.
 
-        They are JSON lines, many at a time.
+        Each item is a piece with many JSON lines.
         """
         created_at = self._context.loop(loop).view.created_at
         async for lines in self._exported(loop, created_at, max(after, created_at), limit, None):
             yield lines
 
     def events_since(self, loop: str) -> str | None:
-        """Return from when on a loop has all its events, None where it has them from its making on."""
+        """Return the time from which on the log has all events of a loop; None if no older ones were removed."""
         return time_or_none(self._context.loop(loop).view.events_since)
 
     async def user_events(self, user: str, loops: Sequence[str] | None = None) -> AsyncIterator[bytes]:
@@ -281,9 +283,9 @@ class Admin:
             yield lines
 
     async def unmatched(self, loop: str) -> list[UnmatchedReward]:
-        """Return rewards that do not count, the newest of them, oldest first."""
+        """Return the newest rewards that do not count, oldest first."""
         self._context.loop(loop)
-        rewards = msgspec.convert(await self._context.ask("unmatched", loop), list[UncountedReward])
+        rewards = msgspec.convert(await self._context.learner.ask("unmatched", loop), list[UncountedReward])
         return [
             UnmatchedReward(
                 reward.event_id,

@@ -1,4 +1,4 @@
-"""Logged events with what came of them, as ``bandits.evaluation`` reads them."""
+"""Exports of logged events with their rewards, in the format of ``bandits.evaluation``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from service.log.records import (
     RANK,
     REWARD,
     Entry,
-    Example,
+    HashedExample,
     LoggedAction,
     decode_actions,
     decode_rank,
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
 CHUNK = 500
 MOST_LINES, MOST_BYTES = 500, 1 << 20  # of a piece of an export
-FEEDBACK = "feedback"  # the status of an action that nobody decided on here
-NO_FEATURES = msgspec.Raw(b"{}")  # of an action that was named by its id and is not in the catalogue
-ABOUT = (RANK, REWARD, ACTIVATE)  # an upload of a device may have the id of a decision, but is none
-_NO_FEATURES = Example(b"", b"", 0)
+FEEDBACK = "feedback"  # the status of an action that was chosen elsewhere
+NO_FEATURES = msgspec.Raw(b"{}")  # of an action named by its id that is not in the catalogue
+ABOUT = (RANK, REWARD, ACTIVATE)  # a device's upload may have the id of a decision, but is not one
+_NO_FEATURES = HashedExample(b"", b"", 0)
 _encode, _decode = msgspec.json.Encoder().encode, msgspec.json.Decoder().decode
 
 
@@ -41,7 +41,7 @@ class Exporter:
     """Reads the log of a store."""
 
     def __init__(self, log: Log, created_at: int = 0) -> None:
-        self._log, self._created_at = log, created_at  # where the loop was made: what lies before is of a deleted one
+        self._log, self._created_at = log, created_at  # earlier records are of a deleted loop
         self._rules = lru_cache(maxsize=1_000)(self._read_rules)
         self._catalogue = lru_cache(maxsize=100)(self._read_catalogue)
 
@@ -59,23 +59,19 @@ class Exporter:
             ranks = [entry for entry in entries if entry.kind == RANK and user in (None, entry.user)]
             exported = ranks[:left]
             after = entries[-1].position if len(exported) == len(ranks) else exported[-1].position
-            for event in self._joined(loop, exported, now):
-                yield event
-                left = None if left is None else left - 1
+            about = self._about(loop, [entry.event for entry in exported if entry.event is not None])
+            for entry in exported:
+                if entry.event in about:  # else it was just erased
+                    yield self._event(entry, about[entry.event], now)
+                    left = None if left is None else left - 1
 
     def stories(self, loop: str, events: list[str]) -> Iterator[tuple[dict[str, Any], list[Entry]]]:
-        """Yield those of the events that there are, and all records about each."""
+        """Yield the existing ones of the events, each with all records about it."""
         now = self._log.heads()[loop].time
         for about in self._about(loop, events).values():
             for entry in about:
                 if entry.kind == RANK:
                     yield self._event(entry, about, now), about
-
-    def _joined(self, loop: str, ranks: list[Entry], now: int) -> Iterator[dict[str, Any]]:
-        about = self._about(loop, [entry.event for entry in ranks if entry.event is not None])
-        for entry in ranks:
-            if entry.event in about:  # else it was erased this moment
-                yield self._event(entry, about[entry.event], now)
 
     def _about(self, loop: str, events: list[str]) -> dict[str | None, list[Entry]]:
         about: dict[str | None, list[Entry]] = {}
@@ -109,7 +105,7 @@ class Exporter:
         }
         if body.is_feedback:
             event |= {"status": FEEDBACK, "happened": None if body.happened is None else body.happened / 1e6}
-        if body.page is not None:  # of all candidates, the log has the one that was drawn
+        if body.page is not None:  # of all candidates, only the drawn one is logged
             event |= {"probabilities": None, "place": body.page.place, "candidates": body.page.candidates}
         return event
 
@@ -137,7 +133,7 @@ def _exporter(worker: Worker, loop: str, created_at: int) -> Exporter:
 def export_lines(
     worker: Worker, loop: str, created_at: int, after: int, limit: int | None, user: str | None
 ) -> tuple[bytes, int]:
-    """Return some events behind a position as JSON lines, none where there are no more, and where to go on.
+    """Return some events behind a position as JSON lines (none at the end), and the position to continue from.
 
     With a ``user``, those of that user only, and each names its loop.
     """
@@ -152,9 +148,9 @@ def export_lines(
 
 
 def outcome(about: list[Entry], rules: Rules, now: int) -> tuple[str, float | None, Mapping[str, float]]:
-    """Return status, reward and named outcomes of the event that all entries are about, at the log's time ``now``."""
+    """Return status, reward and named outcomes of one event from all its entries, at the log's time ``now``."""
     join, event = Join(), str(about[0].event)
-    settled = [one for entry in about for one in settle(join, entry, lambda _: rules, 0)]
+    settled = [result for entry in about for result in settle(join, entry, lambda _: rules, 0)]
     settled += join.expire(now)
     reward, outcomes = (settled[0].reward, settled[0].outcomes) if settled else (None, {})
     return join.events[event].status, reward, outcomes
@@ -191,5 +187,5 @@ def time_of(entry: Entry) -> str:
 
 
 def time_or_none(microseconds: int) -> str | None:
-    """Return a time as it goes out, None for 0."""
+    """Return a time in ISO 8601, None for 0."""
     return iso_time(microseconds) if microseconds else None

@@ -1,4 +1,4 @@
-"""The other routes of a loop, and those of the service: ordinary FastAPI."""
+"""FastAPI routes of loops (except the hot ones) and of the service."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from msgspec import Meta, Struct
 
 from service import metrics
 from service.admin.admin import Admin, UnmatchedReward
-from service.admin.status import Status
+from service.admin.status import MachineStatus
 from service.http.replies import json_response
 from service.http.request import loop_of, read_json, read_lines, user_of
 from service.http.routes import ADMIN, BINARY, DEVICE, JSON, LINES, OPEN, READ, TEXT, Routes
@@ -142,7 +142,7 @@ def _user_routes(routes: Routes, admin: Admin) -> None:
         return await _lines(admin.user_events(user, [loop]))
 
 
-def service_routes(admin: Admin, status: Status) -> Routes:
+def service_routes(admin: Admin, status: MachineStatus) -> Routes:
     """Return the routes of the service as a whole."""
     routes = Routes()
 
@@ -152,9 +152,9 @@ def service_routes(admin: Admin, status: Status) -> Routes:
 
     @routes.of_service("POST", "/v1/loops", ADMIN, "Create a loop.", body=NewLoop, reply=SettingsInForce, status=201)
     async def post_loop(request: Request) -> Response:
-        made = await read_json(request, NewLoop)
-        await admin.create_loop(made.name, made.settings)
-        return json_response(SettingsInForce(*admin.settings(made.name)), 201)
+        new_loop = await read_json(request, NewLoop)
+        await admin.create_loop(new_loop.name, new_loop.settings)
+        return json_response(SettingsInForce(*admin.settings(new_loop.name)), 201)
 
     @routes.of_service("DELETE", "/v1/loops/{loop}", ADMIN, "Delete a loop.", status=204)
     async def delete_loop(loop: Loop) -> Response:
@@ -176,9 +176,10 @@ def service_routes(admin: Admin, status: Status) -> Routes:
 
     @routes.of_service("GET", "/metrics", READ, "Metrics for Prometheus.", reply=TEXT)
     async def get_metrics() -> Response:
-        gauges, processes, log = await status.gauges(), status.processes(), await status.log()
+        report = await status.status()
         metrics.flush_requests()
-        return Response(await run_in_threadpool(metrics.text, gauges, processes, log), media_type=PROMETHEUS)
+        text = await run_in_threadpool(metrics.text, report["loops"], report["processes"], report["log"])
+        return Response(text, media_type=PROMETHEUS)
 
     @routes.of_service("GET", "/healthz", OPEN, "Liveness: the process answers.", reply=Health)
     async def get_health() -> Response:
@@ -192,9 +193,9 @@ def service_routes(admin: Admin, status: Status) -> Routes:
 
 
 async def _lines(events: AsyncIterator[bytes], since: str | None = None) -> Response:
-    """Return events as JSON lines; what fails before the first of them is an error like any other.
+    """Stream events as JSON lines; a failure before the first of them is an ordinary error reply.
 
-    A header says ``since`` when there are events, where older ones were removed.
+    If older events were removed, a header has ``since``, the time from which on there are events.
     """
     first = await anext(events, b"")
 

@@ -1,7 +1,8 @@
-"""How the machine does, no matter which ranker is asked: loops, processes, lag, readiness."""
+"""Status of the whole machine, the same from every ranker: loops, processes, lag, readiness."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import time
@@ -16,28 +17,27 @@ import msgspec
 from service.errors import ApiError
 from service.log.files import replacing
 from service.log.protocol import Head, StoreUnavailable
-from service.models.loop_metadata import LoopView
 from service.rank.ranker import RankerContext
 
 VERSION = version("fedres")
-PROCESSES = "processes.json"  # in the run folder: what the supervisor says of its processes
-MAX_STALENESS = 5.0  # seconds that a machine's view of the log may be old; then it is not ready
+PROCESSES = "processes.json"  # in the run folder, written by the supervisor
+MAX_STALENESS = 5.0  # seconds since the last publication after which a machine is not ready
 
 
 class Process(msgspec.Struct):
     """A process, as the supervisor knows it."""
 
     role: str  # supervisor, ranker, log, learner
-    number: int  # tells processes of one role apart
+    number: int  # among processes of the same role
     pid: int
     started: float  # seconds since 1970
     restarts: int
 
 
-class Status:
-    """Answers for the whole machine; ``folder`` is where the supervisor writes, None without one.
+class MachineStatus:
+    """The status of the whole machine; ``folder`` is where the supervisor writes, None without one.
 
-    ``disk`` is a folder on the disk with the machine's own files, which a log in SQLite is one of.
+    ``disk`` is a folder on the disk with the machine's own files, such as a log in SQLite.
     """
 
     def __init__(self, context: RankerContext, store: str, folder: Path | None = None, disk: Path = Path()) -> None:
@@ -51,22 +51,21 @@ class Status:
         now = time.time()
         return [
             {
-                "role": one.role,
-                "number": one.number,
-                "pid": one.pid,
-                "uptime_seconds": round(max(0.0, now - one.started), 3),
-                "restarts": one.restarts,
+                "role": process.role,
+                "number": process.number,
+                "pid": process.pid,
+                "uptime_seconds": round(max(0.0, now - process.started), 3),
+                "restarts": process.restarts,
             }
-            for one in processes
+            for process in processes
         ]
 
-    async def gauges(self) -> dict[str, dict[str, float]]:
-        """Return numbers for monitoring, by loop; NaN where there is nothing to average yet."""
-        heads = await self._heads()
-        return {name: self._gauges(name, heads) for name in self._context.models.names()}
-
     async def status(self) -> dict[str, Any]:
-        heads = await self._heads()
+        """Return the machine's status; figures from the log are missing while it cannot be read."""
+        heads: Mapping[str, Head] = {}
+        n_bytes: int | None = None
+        with contextlib.suppress(ApiError, StoreUnavailable):
+            heads, n_bytes = await self._context.look_up(lambda log: (log.heads(), log.size()))
         learner = self._context.models.learner()
         names = self._context.models.names()
         return {
@@ -79,20 +78,16 @@ class Status:
             "published_bytes": 0 if learner is None else learner.published_bytes,
             "staleness_seconds": round(self._context.models.staleness(), 3),
             "processes": self.processes(),
-            "log": await self.log(),
+            "log": self._log(heads, n_bytes),
             "quotas": asdict(self._context.quotas),
             "loops": {name: self._gauges(name, heads) for name in names},
         }
 
-    async def log(self) -> dict[str, float | None]:
-        """Return what the log takes on its disk; None for what is not known.
+    def _log(self, heads: Mapping[str, Head], n_bytes: int | None) -> dict[str, float | None]:
+        """Return the log's size and the free space on its disk; None for unknown figures.
 
-        How many events are left is estimated: all records of a loop count alike among those that were removed.
+        The number of remaining events is an estimate: removed records are taken as a random sample of a loop's records.
         """
-        try:
-            heads, n_bytes = await self._context.look_up(lambda log: (log.heads(), log.size()))
-        except (ApiError, StoreUnavailable):
-            heads, n_bytes = {}, None
         n_records = sum(head.last - head.removed for head in heads.values())
         n_events = 0.0
         for name in self._context.models.names():
@@ -112,9 +107,9 @@ class Status:
         }
 
     def check_ready(self) -> str | None:
-        """Refuse if a load balancer should ask another machine; return what else is wrong.
+        """Refuse if a load balancer should use another machine; return any lesser trouble.
 
-        A loop that stands still goes on deciding, and another machine would not learn it either.
+        A halted loop still decides, and another machine could not learn it either.
         """
         trouble = self._trouble()
         if trouble is not None:
@@ -142,57 +137,43 @@ class Status:
             return f"the learner is {learner.lag:.0f} s behind the log"
         return None if learner.trouble is None else f"not everything is learned: {learner.trouble}"
 
-    async def _heads(self) -> Mapping[str, Head]:
-        try:
-            return await self._context.look_up(lambda log: log.heads())
-        except (ApiError, StoreUnavailable):  # the rest is worth showing
-            return {}
-
     def _gauges(self, name: str, heads: Mapping[str, Head]) -> dict[str, float]:
+        """Return numbers for monitoring; NaN for averages without data."""
         loop = self._context.loop(name)
-        view = loop.view
-        head = heads.get(name)
+        view, head = loop.view, heads.get(name)
+        sums, default = view.statistics, view.settings.default_reward
         behind = 0 if head is None else max(head.last - view.position, 0)
-        seconds = max(0.0, (head.time - view.time) / 1e6) if head is not None and behind else 0.0
-        sizes = {
+        pending = 0 if default is None else view.n_waiting
+        return {
+            "model_version": view.version,
+            "ranks": sums.ranks,
+            "waiting_events": view.n_waiting,
+            "waiting_bytes": view.waiting_bytes,
+            "early_events": view.n_early,
+            "users": view.n_users,
+            "learned_events": sums.settled,
+            "rewarded_events": sums.rewarded,
+            "reward_sum": sums.reward,
+            "policy_reward": _ratio(sums.reward, sums.settled),
+            "provisional_reward": _ratio(sums.reward + (default or 0.0) * pending, sums.settled + pending),
+            "baseline_reward": _ratio(sums.baseline_reward, sums.baseline_weight),
+            "reward_lag_seconds": _ratio(sums.delay / 1e6, sums.rewarded),
+            "learner_lag_records": behind,
+            "learner_lag_seconds": max(0.0, (head.time - view.time) / 1e6) if head is not None and behind else 0.0,
+            "apprentice_events": sums.apprentice,
+            "apprentice_agreement": _ratio(sums.agreed, sums.apprentice),
+            "learned_uploads": sums.uploads,
+            "passed_over_uploads": sums.passed_over,
+            "feedback": sums.feedback,
+            "control_events": sums.control_settled,
+            "control_reward": _ratio(sums.control_reward, sums.control_settled),
+            "late_rewards": sums.late_rewards,
+            "unmatched_rewards": sums.unmatched_rewards,
+            "events_since": view.events_since / 1e6,
             "catalogue_actions": len(loop.catalogue),
             "catalogue_bytes": loop.copied.n_bytes,
             "shared_model_bytes": loop.weights.nbytes,
         }
-        return gauges_of(view, behind, seconds) | sizes
-
-
-def gauges_of(view: LoopView, lag_records: int, lag_seconds: float) -> dict[str, float]:
-    """Return numbers for monitoring; NaN where there is nothing to average yet."""
-    sums, default = view.statistics, view.settings.default_reward
-    pending = 0 if default is None else view.n_waiting
-    return {
-        "model_version": view.version,
-        "ranks": sums.ranks,
-        "waiting_events": view.n_waiting,
-        "waiting_bytes": view.waiting_bytes,
-        "early_events": view.n_early,
-        "users": view.n_users,
-        "learned_events": sums.settled,
-        "rewarded_events": sums.rewarded,
-        "reward_sum": sums.reward,
-        "policy_reward": _ratio(sums.reward, sums.settled),
-        "provisional_reward": _ratio(sums.reward + (default or 0.0) * pending, sums.settled + pending),
-        "baseline_reward": _ratio(sums.baseline_reward, sums.baseline_weight),
-        "reward_lag_seconds": _ratio(sums.delay / 1e6, sums.rewarded),
-        "learner_lag_records": lag_records,
-        "learner_lag_seconds": lag_seconds,
-        "apprentice_events": sums.apprentice,
-        "apprentice_agreement": _ratio(sums.agreed, sums.apprentice),
-        "learned_uploads": sums.uploads,
-        "passed_over_uploads": sums.passed_over,
-        "feedback": sums.feedback,
-        "control_events": sums.control_settled,
-        "control_reward": _ratio(sums.control_reward, sums.control_settled),
-        "late_rewards": sums.late_rewards,
-        "unmatched_rewards": sums.unmatched_rewards,
-        "events_since": view.events_since / 1e6,
-    }
 
 
 def _ratio(total: float, count: float) -> float:
@@ -200,6 +181,6 @@ def _ratio(total: float, count: float) -> float:
 
 
 def write_processes(folder: Path, processes: Sequence[Process]) -> None:
-    """Replace what the supervisor says of its processes."""
+    """Replace the file with the supervisor's processes."""
     with replacing(folder / PROCESSES) as new:
         new.write_bytes(msgspec.json.encode(processes))

@@ -1,4 +1,4 @@
-"""The ``fedres`` command. Every command is a call and a table; what it does is in the packages it imports."""
+"""The ``fedres`` command. Commands call other packages and print tables; they have no logic of their own."""
 
 from service.cli import evaluate, remote, serve  # each adds its commands
 from service.cli.base import app

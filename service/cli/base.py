@@ -1,4 +1,4 @@
-"""The app that commands add themselves to, and the panels of its help."""
+"""The Typer app to which commands are added, and the panels of its help."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Examples: fedres serve --demo · fedres status · fedres keys add rank --loop sh
 
 
 class InPanels(TyperGroup):
-    """Lists commands by panel: what runs the service first, experiments last."""
+    """Lists commands by panel: those that run the service first, experiments last."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         order = [name for names in PANELS.values() for name in names]

@@ -1,17 +1,24 @@
-"""``fedres evaluate``, and which column of a table is what, for ``fedres log import`` too."""
+"""``fedres evaluate``."""
 
 from __future__ import annotations
 
-import functools
-import inspect
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from service.cli.base import app
-from service.console import JsonFile, PlotFile, check_writable, console, one_line_errors, progress_bar, write_json
+from service.console import (
+    JsonFile,
+    PlotFile,
+    check_writable,
+    console,
+    one_line_errors,
+    progress_bar,
+    read_as,
+    with_columns,
+    write_json,
+)
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -50,43 +57,6 @@ RewardRange = Annotated[
     tuple[float, float] | None,
     typer.Option(help="Smallest and largest possible reward [default: 0 1 if that covers all, else from the log]."),
 ]
-
-OF_COLUMNS = {  # the options that say which column of a table is what
-    "action": "Column of the action taken.",
-    "reward": "Column of the reward.",
-    "probability": "Column of the probability it was taken with.",
-    "user": "Column of the user.",
-    "context": "Columns of features, separated by commas. Repeatable.",
-    "actions": "Ids that could be taken, separated by commas, or the column that lists them. [default: those taken]",
-    "probabilities": "Column that lists those of all actions.",
-    "time": "Column by which rows are sorted.",
-    "event_id": "Column of the decision's id.",
-}
-
-
-def with_columns(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options that say which column of a table is what; it gets them as ``columns``."""
-
-    @functools.wraps(command)
-    def wrapped(**options: Any) -> None:
-        from bandits.evaluation import Columns
-
-        named = {name: options.pop(name) for name in OF_COLUMNS}
-        context = [name.strip() for word in named.pop("context") or () for name in word.split(",")]
-        command(**options, columns=Columns(**named, context=tuple(context)))
-
-    signature = inspect.signature(command, eval_str=True, locals={"Columns": object})
-    own = [parameter for name, parameter in signature.parameters.items() if name != "columns"]
-    parameters = [*own, *(_option(name, text) for name, text in OF_COLUMNS.items())]
-    wrapped.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-    wrapped.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return wrapped
-
-
-def _option(name: str, text: str) -> inspect.Parameter:
-    kind = list[str] | None if name == "context" else str | None
-    about = typer.Option(f"--{name.replace('_', '-')}", help=text, rich_help_panel="Tables (.csv, .tsv, .parquet)")
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, about])
 
 
 @app.command()
@@ -135,18 +105,6 @@ def evaluate(
         figure = result.plot().figure
         figure.tight_layout()
         figure.savefig(plot, dpi=120)
-
-
-def read_as(log: Path, columns: Columns) -> None:
-    """Say which columns of a table are read; what a table lacks is an error."""
-    from bandits.evaluation.sources import is_table, open_source
-
-    if is_table(log):
-        source = open_source(log)
-        named = columns.within(source)
-        unused = [name for name in source.names if name not in named.used]
-        rest = f"; not read: {', '.join(unused)}" if unused else ""
-        typer.echo(f"read as {named}{rest}", err=True)
 
 
 def _table(name: str, result: Evaluation) -> Table:

@@ -1,4 +1,4 @@
-"""``fedres status``, ``fedres loops`` and ``fedres users``: a running service, asked over HTTP."""
+"""``fedres status``, ``fedres loops`` and ``fedres users``: HTTP requests to a running service."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SECONDS = 150.0  # an erasure waits for the learner, an export may be long
 
 
 def send(method: str, url: str, path: str, key: str | None, body: object = None) -> httpx.Response:
-    """Return the response of a service; what it rejects, or its absence, is a ``ValueError`` that says what to do."""
+    """Return a service's response; a rejection, or no service, raises a ``ValueError`` with advice."""
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
     content = None if body is None else msgspec.json.encode(body)
     if content is not None:
@@ -52,7 +52,7 @@ def send(method: str, url: str, path: str, key: str | None, body: object = None)
 
 
 def _existing(response: httpx.Response, url: str, headers: dict[str, str]) -> str:
-    """Return the names of all loops, for a request to one that does not exist."""
+    """Return the names of all loops, for the message about a missing loop."""
     if "unknown_loop" not in response.text:
         return ""
     loops = httpx.get(f"{url.rstrip('/')}/v1/loops", headers=headers, timeout=SECONDS)

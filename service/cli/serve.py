@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from service.cli.base import app
-from service.console import JsonFile, console, one_line_errors, private_files, write_json
+from service.console import (
+    DEFAULT_FOLDER,
+    DEFAULT_STORE,
+    Folder,
+    JsonFile,
+    Store,
+    console,
+    one_line_errors,
+    private_files,
+    write_json,
+)
 from service.times import iso_time
 
 if TYPE_CHECKING:
@@ -21,15 +31,6 @@ if TYPE_CHECKING:
 keys = typer.Typer(no_args_is_help=True, callback=private_files, help="Create, list and revoke the keys of a service.")
 app.add_typer(keys, name="keys")
 
-Store = Annotated[
-    str,
-    typer.Option(
-        envvar="FEDRES_STORE",
-        help="Where the log is stored: sqlite:///PATH (relative), sqlite:////PATH (absolute), "
-        "or postgresql://USER:PASSWORD@HOST/DATABASE.",
-    ),
-]
-Folder = Annotated[Path, typer.Option(envvar="FEDRES_FOLDER", help="With PostgreSQL: folder for this machine's files.")]
 Days = Annotated[float | None, typer.Option(help="Days after which the key expires; default never.")]
 FollowedLoops = Annotated[
     str | None, typer.Option(help="With PostgreSQL: loops this machine follows, separated by commas; default all.")
@@ -62,8 +63,6 @@ AcceptLoss = Annotated[
     bool, typer.Option("--accept-loss", help="Start although records at the end of the log are missing.")
 ]
 DAY = 86_400.0
-DEFAULT_STORE = "sqlite:///fedres.db"
-DEFAULT_FOLDER = Path()
 
 
 @app.command(context_settings={"auto_envvar_prefix": "FEDRES"})
@@ -125,7 +124,7 @@ def serve(
 
 
 def check_access(config: Config, *, demo: bool, insecure: bool) -> bool:
-    """Return whether requests need a key; a service that others would reach without one is refused."""
+    """Return whether requests need a key; refuse to serve other machines without keys."""
     from service.http.hosts import check_exposure
     from service.http.keys import open_keys
 
@@ -146,7 +145,7 @@ def read_root_path(text: str) -> str:
 
 
 def read_loops(text: str) -> tuple[str, ...]:
-    """Return names that are separated by commas."""
+    """Return the names in a list separated by commas."""
     names = tuple(name.strip() for name in text.split(","))
     if not all(names):
         raise ValueError(f"loops must be names separated by commas, got {text!r}")
@@ -154,7 +153,7 @@ def read_loops(text: str) -> tuple[str, ...]:
 
 
 def welcome(url: str, store: str, has_keys: bool, demo: bool) -> str:
-    """Return what is said when the service is ready."""
+    """Return the message to print when the service is ready."""
     access = "requests need a key" if has_keys else "without API keys: open to all who reach it (fedres keys add)"
     places = f"  dashboard  {url}/\n  API        {url}/docs\n  metrics    {url}/metrics"
     places += f"\n  demo       {url}/demo" * demo
@@ -166,7 +165,7 @@ def welcome(url: str, store: str, has_keys: bool, demo: bool) -> str:
 
 
 def example(url: str, has_keys: bool) -> str:
-    """Return a command that asks for a first decision."""
+    """Return a curl command that requests a first decision."""
     key = ' -H "Authorization: Bearer $FEDRES_KEY"' if has_keys else ""
     actions = '[{"id": "tea", "features": {"hot": true}}, {"id": "juice", "features": {"hot": false}}]'
     body = f'{{"user": "anna", "context": {{"weather": "cold"}}, "actions": {actions}}}'
@@ -270,13 +269,13 @@ def _keys(store: str, folder: Path) -> Keys:
 
 
 def _note_keys(store: str, folder: Path, command: str, loop: str | None = None) -> None:
-    """Note in the audit log what was done, and in a store that is there already that it has keys."""
-    from service.http.audit import audit_of
+    """Record the command in the audit log and, in an existing store, that it has keys."""
+    from service.http.audit import Audit
     from service.http.keys import NOTE
     from service.log.opening import open_log, store_at
 
     opened = store_at(store, folder, any_architecture=True)
-    audit_of(opened.path).note("", command, loop)
+    Audit(opened.path).note("", command, loop)
     if opened.is_shared or opened.path.exists():
         with closing(open_log(opened)) as log:
             log.set_note(NOTE, "made")

@@ -1,1 +1,1 @@
-"""The HTTP side of the service: it lets in, refuses, translates and counts; the engine decides."""
+"""The HTTP side of the service: authentication, limits, decoding, metrics. It makes no decisions."""

@@ -1,6 +1,6 @@
-"""A log of what admins did: one line of JSON for each call that changes something, in a file beside the store.
+"""The audit log of admin calls: one line of JSON for each call that changes something, in a file beside the store.
 
-A line names the key, the route and the loop, but no user: a user who was erased must not be found here.
+A line names the key, the route and the loop, but no user: erased users must leave no trace here.
 """
 
 from __future__ import annotations
@@ -9,47 +9,35 @@ import contextlib
 import logging
 import os
 import time
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
-SUFFIX = "-audit"
-MOST_BYTES = 10_000_000  # then the file is renamed, and the one before goes
-
-
-class AuditLine(msgspec.Struct):
-    time: float  # seconds since 1970
-    key: str  # its id; empty where the service has no keys, and for the command line
-    what: str  # method and route, or a command
-    loop: str | None
-    status: int | None  # of the response, None for a command
+MOST_BYTES = 10_000_000  # then the file is renamed, and the previous one is deleted
 
 
 class Audit:
-    """Appends to the file at ``path``; None keeps nothing."""
+    """Appends to the file beside ``store``; None keeps nothing."""
 
-    def __init__(self, path: Path | None) -> None:
-        self.path = path
+    def __init__(self, store: Path | None) -> None:
+        self._path = None if store is None else store.with_name(f"{store.name}-audit")
 
     def note(self, key: str, what: str, loop: str | None = None, status: int | None = None) -> None:
-        """Append a line; processes may share the file. A call does not fail because of it."""
-        if self.path is None:
+        """Append a line; processes may share the file. A failure to write does not fail the call.
+
+        ``key`` is the id of a key, empty without keys and for the command line. ``what`` is a method and
+        a route, or a command, which has no ``status``.
+        """
+        if self._path is None:
             return
-        line = msgspec.json.encode(AuditLine(round(time.time(), 3), key, what, loop, status)) + b"\n"
+        line = {"time": round(time.time(), 3), "key": key, "what": what, "loop": loop, "status": status}
         try:
-            file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                os.write(file, line)
-                size = os.fstat(file).st_size
-            finally:
-                os.close(file)
+            with open(self._path, "ab", buffering=0, opener=partial(os.open, mode=0o600)) as file:
+                file.write(msgspec.json.encode(line) + b"\n")
+                size = file.tell()
             if size > MOST_BYTES:
                 with contextlib.suppress(FileNotFoundError):  # another process was faster
-                    os.replace(self.path, self.path.with_name(f"{self.path.name}.1"))
+                    os.replace(self._path, f"{self._path}.1")
         except OSError as error:
             logging.getLogger("fedres.service").error("the audit log cannot be written: %s", error)
-
-
-def audit_of(store: Path) -> Audit:
-    """Return the audit log of a store."""
-    return Audit(store.with_name(store.name + SUFFIX))

@@ -1,4 +1,4 @@
-"""The hot routes: straight from bytes to the ranker and back."""
+"""The hot routes, decisions and rewards: decoded and served without FastAPI."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from service.errors import ApiError
-from service.http.replies import JSON_HEADERS, NO_CONTENT, Error, Reply, json_reply, shaped
+from service.http.replies import JSON_HEADERS, NO_CONTENT, Reply, json_reply, shaped
 from service.http.request import Limits
 from service.http.routes import RANK, Call, Routes
 from service.rank.ranker import Ranker
@@ -66,7 +66,8 @@ def hot_routes(ranker: Ranker, limits: Limits) -> Routes:
             n_bytes = len(request.context) + sum(len(action.features) for action in request.actions)
             at_most(f"bytes of features in requests[{place}]", "body_too_large", n_bytes, limits.rank_bytes)
         results = await ranker.rank_many(call.loop, requests)
-        return json_reply(_encode(Decisions([_answer(result) for result in results])))
+        shown = [shaped(result) if isinstance(result, ApiError) else result for result in results]
+        return json_reply(_encode(Decisions(shown)))
 
     @routes.hot(
         "POST",
@@ -108,10 +109,6 @@ def _check(request: RankRequest, limits: Limits, call: Call) -> None:
         check_may_explain(call)
     at_most("actions", "too_many_actions", len(request.actions), limits.actions)
     at_most("exclude", "too_many_excluded", len(request.exclude), limits.actions)
-
-
-def _answer(result: RankResult | ApiError) -> RankResult | Error:
-    return shaped(result) if isinstance(result, ApiError) else result
 
 
 def check_may_explain(call: Call) -> None:

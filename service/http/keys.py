@@ -17,11 +17,11 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
+from msgspec.structs import replace
 
 from fedres.checks import one_of, positive
 from fedres.event_ids import LONGEST_ID
@@ -32,11 +32,11 @@ from service.log.opening import Store
 from service.log.protocol import Log, StoreUnavailable
 
 ROLES = ("rank", "device", "read", "admin")
-NOTE = "keys"  # in the store: that there were keys once
+NOTE = "keys"  # the store's note that keys have existed
 
 
 class Key(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a key; the secret is not."""
+    """A key's rights and the hash of its secret."""
 
     id: str
     role: str
@@ -46,39 +46,21 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
     revoked: float | None = None
     client: str | None = None  # the one device it is for; None is any
     expires: float | None = None  # seconds since 1970
-    explain: bool = True  # it may ask why: explanations tell what the model knows of a user
+    explain: bool = True  # it may request explanations, which show what the model has learned of a user
 
 
-ANYONE = Key(id="", role="admin", loop=None, hash="", created=0.0)  # who calls a service that has no keys
+ANYONE = Key(id="", role="admin", loop=None, hash="", created=0.0)  # the caller of a service without keys
 NOBODY = (bytes(32), ANYONE)  # no key has this hash
 LOOK_SECONDS = 1.0
+WRITE = """INSERT INTO fedres.keys (id, key) VALUES (%s, %s)
+    ON CONFLICT (id) DO UPDATE SET key = EXCLUDED.key WHERE keys.key <> EXCLUDED.key"""
 RETRY_SECONDS = 0.1
-
-
-class KeyStore(Protocol):
-    """Where keys are kept."""
-
-    @property
-    def is_remote(self) -> bool:
-        """Whether reading may take long; then it is done on a thread."""
-
-    def read(self) -> list[Key] | None:
-        """Return all keys in the order they were made, None where nothing has changed since the last call."""
-
-    def changing(self) -> AbstractContextManager[None]:
-        """Keep others from writing meanwhile."""
-
-    def write(self, keys: Sequence[Key]) -> None:
-        """Replace the keys; a crash leaves the old ones or the new ones."""
-
-    def close(self) -> None:
-        """Let go of what reading takes; the next call takes it again."""
 
 
 class KeyFile:
     """The file of keys beside the store at ``store``."""
 
-    is_remote = False
+    is_remote = False  # whether reading may take long; then it is done on a thread
 
     def __init__(self, store: str | os.PathLike[str]) -> None:
         resolved = Path(store).resolve()
@@ -86,22 +68,26 @@ class KeyFile:
         self._seen: tuple[int, int, int] | None = None
 
     def read(self) -> list[Key] | None:
-        """Read the file if it changed; a file that vanishes takes no key with it."""
+        """Return all keys in order of creation, None if nothing has changed since the last call.
+
+        If the file vanishes, the keys stay.
+        """
         try:
             stat = os.stat(self.path)
+            seen = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
+            if seen == self._seen:
+                return None
+            keys = msgspec.json.decode(self.path.read_bytes(), type=list[Key])
         except FileNotFoundError:
             return None
-        except OSError as error:
-            raise _unreadable(error) from error
-        seen = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
-        if seen == self._seen:
-            return None
-        keys = _read(self.path)
+        except (OSError, ValueError) as error:
+            raise ApiError(503, "keys_unavailable", f"the file of keys cannot be read: {error}") from error
         self._seen = seen
         return keys
 
     @contextmanager
     def changing(self) -> Iterator[None]:
+        """Keep other writers out during the block."""
         lease = Lease(self.path)
         lease.acquire(wait_seconds=5.0)
         try:
@@ -110,13 +96,48 @@ class KeyFile:
             lease.release()
 
     def write(self, keys: Sequence[Key]) -> None:
+        """Replace the keys; a crash leaves the old ones or the new ones."""
         with replacing(self.path) as part:
             file = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)  # readable by its owner alone
             with os.fdopen(file, "wb") as new:
                 new.write(msgspec.json.format(msgspec.json.encode(keys)) + b"\n")
 
     def close(self) -> None:
-        pass
+        """Release the resources for reading; the next call acquires them again."""
+
+
+class KeyTable:
+    """The table ``fedres.keys`` of the PostgreSQL database at ``address``, with the methods of ``KeyFile``."""
+
+    is_remote = True
+
+    def __init__(self, address: str) -> None:
+        from service.log.postgres_session import SharedSession  # its driver is optional
+
+        self._session = SharedSession(address)
+        self._seen: list[Key] = []
+
+    def read(self) -> list[Key] | None:
+        rows = self._session.rows("SELECT key FROM fedres.keys ORDER BY number")
+        keys = [msgspec.json.decode(text, type=Key) for (text,) in rows]
+        if keys == self._seen or not keys:  # rows are never deleted; an emptied table must not open the service
+            return None
+        self._seen = keys
+        return keys
+
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        with self._session.lend() as db, db.transaction():
+            db.execute("LOCK TABLE fedres.keys IN EXCLUSIVE MODE")
+            yield
+
+    def write(self, keys: Sequence[Key]) -> None:
+        with self._session.lend() as db:
+            for key in keys:
+                db.execute(WRITE, (key.id, msgspec.json.encode(key).decode()))
+
+    def close(self) -> None:
+        self._session.end()
 
 
 class Keys:
@@ -124,26 +145,20 @@ class Keys:
 
     def __init__(
         self,
-        store: str | os.PathLike[str] | KeyStore,
+        store: str | os.PathLike[str] | KeyFile | KeyTable,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
     ) -> None:
-        self.store: KeyStore = KeyFile(store) if isinstance(store, (str, os.PathLike)) else store
+        self.store = KeyFile(store) if isinstance(store, (str, os.PathLike)) else store
         self._clock, self._now = clock, now
         self._next_look = -math.inf
         self._looking = threading.Lock()  # held by the thread that reads a remote store
-        self._known = not self.store.is_remote
+        self._was_read = not self.store.is_remote
         self._keys: dict[str, Key] = {}
         self._hashes: dict[bytes, tuple[bytes, Key]] = {}  # by id
 
-    @property
-    def path(self) -> Path:
-        """The file they are in, where they are in a file."""
-        assert isinstance(self.store, KeyFile)
-        return self.store.path
-
     def __len__(self) -> int:
-        """How many keys were ever made; with none, the service is open to all who reach it."""
+        """The number of keys ever made; with none, the service is open to all who reach it."""
         self._refresh()
         return len(self._keys)
 
@@ -161,7 +176,7 @@ class Keys:
         seconds: float | None = None,
         explain: bool = True,
     ) -> str:
-        """Return a new key, which is not kept and cannot be shown again.
+        """Return a new key, which is not stored and cannot be shown again.
 
         ``client`` binds a device's key to its id. The key expires after ``seconds``; None is never. Without
         ``explain``, a rank key gets no explanations.
@@ -169,8 +184,10 @@ class Keys:
         one_of("role", role, ROLES)
         if seconds is not None:
             positive("seconds", seconds)
-        if client is not None:
-            _check_client(client, role)
+        if client is not None and role != "device":
+            raise ValueError(f"client must come with the role device, got {client!r} with {role}")
+        if client is not None and not 1 <= len(client) <= LONGEST_ID:
+            raise ValueError(f"client must have 1 to {LONGEST_ID} characters, got {len(client)}")
         if not explain and role != "rank":
             raise ValueError(f"no-explain must come with the role rank, got {role}")
         name = secrets.token_hex(6)
@@ -196,37 +213,34 @@ class Keys:
 
     def revoke(self, name: str) -> None:
         """Refuse the key with the id ``name`` from now on."""
+        self._change(name, lambda key: replace(key, revoked=key.revoked or time.time()))
+
+    def _change(self, name: str, change: Callable[[Key], Key]) -> None:
         with self.store.changing():
             self._refresh()
             if name not in self._keys:
                 raise ValueError(f"no key has the id {name!r}; `fedres keys list` shows them")
-            revoked = msgspec.structs.replace(self._keys[name], revoked=self._keys[name].revoked or time.time())
-            self.store.write([*{**self._keys, name: revoked}.values()])
+            self.store.write([*{**self._keys, name: change(self._keys[name])}.values()])
         self._refresh()
 
     def rotate(self, name: str, *, grace_seconds: float, seconds: float | None = None) -> str:
-        """Return a new key that may do the same as the one with the id ``name``, which expires after the grace."""
+        """Return a new key with the rights of the key ``name``, which expires after the grace period."""
         self._refresh()
         old = self._keys.get(name)
         if old is None or old.revoked is not None:
             raise ValueError(f"no valid key has the id {name!r}; `fedres keys list` shows them")
         text = self.add(old.role, old.loop, old.client, seconds=seconds, explain=old.explain)
         end = self._now() + grace_seconds
-        with self.store.changing():
-            self._refresh()
-            old = self._keys[name]
-            ending = msgspec.structs.replace(old, expires=end if old.expires is None else min(old.expires, end))
-            self.store.write([*{**self._keys, name: ending}.values()])
-        self._refresh()
+        self._change(name, lambda key: replace(key, expires=end if key.expires is None else min(key.expires, end)))
         return text
 
     def identify(self, authorization: bytes | None) -> Key:
-        """Return whose ``Authorization`` header this is."""
+        """Return the valid key in an ``Authorization`` header."""
         now = self._clock()
         if now >= self._next_look:
             self.look()
             self._next_look = now + LOOK_SECONDS
-        if not self._known:
+        if not self._was_read:
             raise ApiError(503, "keys_unavailable", "the keys of this service are not known yet; ask again")
         if not self._keys:
             return ANYONE
@@ -247,19 +261,19 @@ class Keys:
         self.store.close()
 
     def look(self) -> None:
-        """Read what is new; while a remote store is away, the last known keys are in force."""
+        """Read changes of the keys; while a remote store is unreachable, the last keys stay in effect."""
         if not self.store.is_remote:
             self._refresh()
         elif self._looking.acquire(blocking=False):
             threading.Thread(target=self._look_on_thread, daemon=True).start()
 
     def _look_on_thread(self) -> None:
-        """Read once, but the first time until it works."""
+        """Read once; the first time, retry until it succeeds."""
         try:
             while True:
                 with contextlib.suppress(StoreUnavailable):
                     self._refresh()
-                if self._known:
+                if self._was_read:
                     return
                 time.sleep(RETRY_SECONDS)
         finally:
@@ -267,10 +281,10 @@ class Keys:
 
     def _refresh(self) -> None:
         keys = self.store.read()
-        if keys is not None and (keys or not self._keys):  # a file that was emptied opens no service
+        if keys is not None and (keys or not self._keys):  # an emptied file must not open the service
             self._hashes = {key.id.encode(): (bytes.fromhex(key.hash), key) for key in keys}
             self._keys = {key.id: key for key in keys}
-        self._known = True
+        self._was_read = True
 
 
 class Buckets:
@@ -279,10 +293,10 @@ class Buckets:
     def __init__(self, rate: float, clock: Callable[[], float] = time.monotonic) -> None:
         positive("rate", rate)
         self._rate, self._size, self._clock = rate, max(1.0, 2 * rate), clock
-        self._levels: dict[str, tuple[float, float]] = {}  # tokens, and when there were that many
+        self._levels: dict[str, tuple[float, float]] = {}  # tokens, and the time of that level
 
     def take(self, key: str) -> float:
-        """Return 0 if the key may go on, and else in how many seconds it may."""
+        """Take a token and return 0, or return the seconds until the next one."""
         now = self._clock()
         level, then = self._levels.get(key, (self._size, now))
         level = min(self._size, level + (now - then) * self._rate)
@@ -293,11 +307,9 @@ class Buckets:
 
 
 def open_keys(store: Store) -> Keys:
-    """Return the keys of a store, known already if its database can be reached, and else as soon as it can."""
+    """Return the keys of a store; if its database is unreachable, they are read in the background."""
     if store.address is None or not store.is_shared:
         return Keys(store.path)
-    from service.http.key_table import KeyTable  # its driver need not be there
-
     keys = Keys(KeyTable(store.address))
     try:
         keys.list()
@@ -307,30 +319,12 @@ def open_keys(store: Store) -> Keys:
 
 
 def check_keys(log: Log, keys: Keys) -> None:
-    """Note in the store that it has keys; refuse to serve one without them that had some: it would be open to all."""
+    """Note in the store that it has keys; refuse a store whose keys are missing: it would be open to all."""
     if len(keys):
         log.set_note(NOTE, "made")
     elif log.note(NOTE) is not None:
         message = "the keys of this store are missing, and without keys it would be open to all"
         raise StoreUnavailable("keys", f"{message}: restore the file of keys, or create a key (fedres keys add)")
-
-
-def _check_client(client: str, role: str) -> None:
-    if role != "device":
-        raise ValueError(f"client must come with the role device, got {client!r} with {role}")
-    if not 1 <= len(client) <= LONGEST_ID:
-        raise ValueError(f"client must have 1 to {LONGEST_ID} characters, got {len(client)}")
-
-
-def _read(path: Path) -> list[Key]:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=list[Key])
-    except (OSError, ValueError) as error:
-        raise _unreadable(error) from error
-
-
-def _unreadable(error: Exception) -> ApiError:
-    return ApiError(503, "keys_unavailable", f"the file of keys cannot be read: {error}")
 
 
 def _unknown(message: str) -> ApiError:

@@ -1,4 +1,4 @@
-"""The OpenAPI document, made from the declared routes: their types are msgspec's, which FastAPI does not know."""
+"""The OpenAPI document, made from the declared routes, whose msgspec types FastAPI does not support."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TAGS = {
     "azure": "The API of Azure Personalizer.",
     "pages": "The dashboard and its files.",
 }
-_PATTERNS = (  # the first that is found in a path
+_PATTERNS = (  # the first that matches a path counts
     ("azure", r"/personalizer(/|$)"),
     ("devices", r"/federated/|/devices$"),
     ("decide", r"/(rank|recommend|feedback|popular|similar)(/|$)|/(reward|activate)$"),
@@ -58,65 +58,55 @@ WITH_BODY = {
 TAG = {"ETag": {"description": "The version and a checksum, in quotes.", "schema": {"type": "string"}}}
 
 
-def entry(route: Route) -> Json:
-    """Return a route's entry: what it takes and gives."""
-    response: Json = {"description": "Done."}
-    if route.reply is not None:
-        response["content"] = _content(route.reply, JSON)
-    made: Json = {"tags": [tag_of(route.path)], "summary": route.summary, "responses": {str(route.status): response}}
-    if route.body is not None:
-        made["requestBody"] = {"required": True, "content": _content(route.body, route.body_type or JSON)}
-    if route.path.endswith("/federated/model"):
-        response["headers"] = TAG
-        made["responses"]["304"] = {"description": "If-None-Match has the published version.", "headers": TAG}
-    return made
-
-
-def document(app: FastAPI, routes: Sequence[Route], limits: Limits) -> Json:
-    """Return the whole document."""
-    made: Json = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
-    paths = made.setdefault("paths", {})
+def document(app: FastAPI, routes: Sequence[Route], limits: Limits, root_path: str = "") -> Json:
+    """Return the whole document; ``root_path`` is the path below which a proxy serves the service."""
+    openapi: Json = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
+    described = openapi.get("paths", {})  # by FastAPI, with the query parameters of its endpoints
     kinds: dict[str, type] = {"Error": Error}  # by name
-    for route in routes:
-        operation = paths.setdefault(route.path, {}).setdefault(route.method.lower(), {})
-        operation.update({**entry(route), "operationId": _operation_id(route)})
-        _complete(route, operation)
+    openapi["paths"] = {}
+    for route in sorted(routes, key=lambda route: [*TAGS].index(tag_of(route.path))):
+        method = route.method.lower()
+        queries = described.get(route.path, {}).get(method, {}).get("parameters", [])
+        openapi["paths"].setdefault(route.path, {})[method] = _operation(route, queries)
         for kind in (route.body, route.reply, route.error):
             if isinstance(kind, type):
                 kinds[kind.__name__] = kind
     _, schemas = msgspec.json.schema_components([*kinds.values()], ref_template=REF)
     _limit(schemas, limits)
     _describe(schemas, kinds.values())
-    made["tags"] = [{"name": name, "description": text} for name, text in TAGS.items()]
-    declared = {route.path: place for place, route in reversed([*enumerate(routes)])}
-    order = [*TAGS]
-    made["paths"] = dict(sorted(paths.items(), key=lambda one: (order.index(tag_of(one[0])), declared[one[0]])))
-    made["components"] = {
+    openapi["tags"] = [{"name": name, "description": text} for name, text in TAGS.items()]
+    if root_path:
+        openapi["servers"] = [{"url": root_path}]
+    openapi["components"] = {
         "schemas": schemas,
         "securitySchemes": {
             "key": {"type": "http", "scheme": "bearer"},
             "subscription_key": {"type": "apiKey", "in": "header", "name": "Ocp-Apim-Subscription-Key"},
         },
     }
-    return made
+    return openapi
 
 
-def shortened(made: Json) -> Json:
-    """Return the document with each route once, as the page with the API shows it.
+def shortened(openapi: Json) -> Json:
+    """Return the document with each route once, for the API's page.
 
-    A path below ``/v1`` is also there below ``/v1/loops/{loop}``.
+    A path below ``/v1`` also exists below ``/v1/loops/{loop}``.
     """
-    paths = made["paths"]
-    shown = {
-        path: {method: entry for method, entry in methods.items() if not is_repeated(path, method, paths)}
-        for path, methods in paths.items()
-    }
-    tags = [tag for tag in made["tags"] if tag["name"] != "pages"]
-    return {**made, "paths": {path: methods for path, methods in shown.items() if methods}, "tags": tags}
+    shown: Json = {}
+    for path, methods in openapi["paths"].items():
+        if tag_of(path) == "pages" or (tag_of(path) == "azure" and not path.startswith("/personalizer/{version}/")):
+            continue
+        shorter = path.replace("/v1/loops/{loop}/", "/v1/", 1)
+        repeated = openapi["paths"].get(shorter, {}) if shorter != path else {}
+        new = {method: operation for method, operation in methods.items() if method not in repeated}
+        if new:
+            shown[path] = new
+    tags = [tag for tag in openapi["tags"] if tag["name"] != "pages"]
+    return {**openapi, "paths": shown, "tags": tags}
 
 
 def _describe(schemas: Json, kinds: Iterable[type]) -> None:
-    """Add what fields mean."""
+    """Add the descriptions of fields."""
     for kind in _structs_in(inspect.multi_type_info(kinds), set()):
         for name, text in field_descriptions(kind).items():
             schemas[kind.__name__]["properties"][name]["description"] = text
@@ -150,7 +140,7 @@ def _limit(schemas: Json, limits: Limits) -> None:
         ("Residuals", "residuals", limits.residuals),
         ("Updates", "updates", limits.updates),
     ):
-        if kind in schemas:  # of a plug-in perhaps, that is not switched on
+        if kind in schemas:  # else its plug-in is off
             schemas[kind]["properties"][name]["maxItems"] = most
     if "Update" in schemas:
         schemas["Update"]["properties"]["body"] = {"type": "string", "format": "binary"}  # as msgpack has it
@@ -161,38 +151,48 @@ def _content(kind: type | str, media_type: str) -> Json:
     return {kind: {}} if isinstance(kind, str) else {media_type: {"schema": {"$ref": REF.format(name=kind.__name__)}}}
 
 
-def _complete(route: Route, operation: Json) -> None:
-    """Add the path's parameters, the key, and the failures that any route can have."""
-    names = [segment[1:-1] for segment in route.path.split("/") if segment.startswith("{")]
-    others = [one for one in operation.get("parameters", []) if one["in"] != "path"]
-    others += [{"name": name, "in": "query", "schema": {"type": "string"}} for name in route.query if route.hot]
-    if names or others:
-        operation["parameters"] = [_parameter(name, route.choices.get(name)) for name in names] + others
-    is_open = route.roles is OPEN
-    operation["security"] = [] if is_open else [{"key": []}]
+def _operation(route: Route, queries: Sequence[Json]) -> Json:
+    """Return the operation of a route: parameters, body, replies, and the errors of all routes."""
+    segments = [segment for segment in route.path.split("/") if segment]
+    parameters: list[Json] = []
+    for name in (segment[1:-1] for segment in segments if segment.startswith("{")):
+        schema: Json = {"type": "string", "minLength": 1, "maxLength": 200}
+        if name in route.choices:
+            schema = {"type": "string", "enum": list(route.choices[name])}
+        parameters.append({"name": name, "in": "path", "required": True, "schema": schema})
+    parameters += [parameter for parameter in queries if parameter["in"] != "path"]
+    parameters += [{"name": name, "in": "query", "schema": {"type": "string"}} for name in route.query if route.hot]
+    response: Json = {"description": "Done."}
+    if route.reply is not None:
+        response["content"] = _content(route.reply, JSON)
+    responses = {str(route.status): response}
+    if route.path.endswith("/federated/model"):
+        response["headers"] = TAG
+        responses["304"] = {"description": "If-None-Match has the published version.", "headers": TAG}
+    may_contradict = route.method != "GET" or "/federated/" in route.path  # devices cannot use every loop
+    failures = {503: ANY[503]} if route.roles is OPEN else {**ANY, **(CHANGES if may_contradict else {})}
+    failures |= WITH_BODY if route.body is not None else {}
+    for status, text in failures.items():
+        responses[str(status)] = {"description": text, "content": _content(route.error, JSON)}
+    operation: Json = {
+        "tags": [tag_of(route.path)],
+        "summary": route.summary,
+        "operationId": "_".join([route.method.lower(), *(segment.strip("{}") for segment in segments)]),
+        "security": [] if route.roles is OPEN else [{"key": []}],
+        "responses": responses,
+    }
+    if parameters:
+        operation["parameters"] = parameters
+    if route.body is not None:
+        operation["requestBody"] = {"required": True, "content": _content(route.body, route.body_type or JSON)}
     if route.takes_subscription_key:
         operation["security"].append({"subscription_key": []})
-    may_contradict = route.method != "GET" or "/federated/" in route.path  # devices cannot use every loop
-    failures = {503: ANY[503]} if is_open else {**ANY, **(CHANGES if may_contradict else {})}
-    failures |= WITH_BODY if "requestBody" in operation else {}
-    for status, text in failures.items():
-        operation["responses"][str(status)] = {"description": text, "content": _content(route.error, JSON)}
-
-
-def _parameter(name: str, choices: Sequence[str] | None) -> Json:
-    schema: Json = {"type": "string", "minLength": 1, "maxLength": 200}
-    if choices is not None:
-        schema = {"type": "string", "enum": list(choices)}
-    return {"name": name, "in": "path", "required": True, "schema": schema}
-
-
-def _operation_id(route: Route) -> str:
-    return "_".join([route.method.lower(), *(part.strip("{}") for part in route.path.split("/") if part)])
+    return operation
 
 
 @cache
 def field_descriptions(kind: type) -> dict[str, str]:
-    """Return what a type's comments say of its fields, by their names in JSON: those that begin with ``#:``.
+    """Return the descriptions of a type's fields by JSON name: its comments that begin with ``#:``.
 
     Such a comment is behind its field or in front of it.
     """
@@ -210,14 +210,3 @@ def field_descriptions(kind: type) -> dict[str, str]:
 def tag_of(path: str) -> str:
     """Return the tag of a route."""
     return next(tag for tag, pattern in _PATTERNS if re.search(pattern, path))
-
-
-def is_repeated(path: str, method: str, paths: dict[str, dict[str, object]]) -> bool:
-    """Return whether a path is another form of one that the page with the API shows, or a file of a page."""
-    if tag_of(path) == "pages":
-        return True
-    if tag_of(path) == "azure":
-        return not path.startswith("/personalizer/{version}/")
-    return path.startswith("/v1/loops/{loop}/") and method in paths.get(
-        path.replace("/v1/loops/{loop}/", "/v1/", 1), {}
-    )

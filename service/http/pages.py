@@ -1,4 +1,4 @@
-"""Headers of our pages, and the pages that show the API: Swagger UI from a package, so that it needs no internet."""
+"""Headers of our pages, and the API's documentation pages: Swagger UI from a package, so no internet is needed."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import cache
 from hashlib import sha256
 from importlib.resources import files
+from typing import Any
 
 import msgspec
-from fastapi import FastAPI, Response
+from fastapi import Response
 from fastapi.openapi.docs import get_swagger_ui_html
 
-from service.http.openapi import shortened
+from service.http.openapi import Json, shortened
+from service.http.routes import OPEN, Route
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
@@ -25,10 +27,7 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",
 }
-Endpoint = Callable[[], Awaitable[Response]]
-PACKAGE = "fastapi_offline"
 ASSETS = {"swagger-ui-bundle.js": "text/javascript", "swagger-ui.css": "text/css"}
-PATHS = ("/openapi.json", "/docs", "/docs/openapi.json", *(f"/docs/{name}" for name in ASSETS))
 CACHED = {"Cache-Control": "public, max-age=86400"}
 # As the dashboard's, but Swagger UI has one inline script, sets inline styles and writes HTML.
 DOCS_POLICY = (
@@ -38,37 +37,38 @@ DOCS_POLICY = (
 
 
 def source_hash(text: str) -> str:
-    """Return what a content security policy names an inline script or style by."""
+    """Return the hash by which a content security policy allows an inline script or style."""
     return f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"
 
 
-def add_docs(app: FastAPI) -> None:
-    """Add the document, the page and its files; addresses are relative, so that it works below any path.
+def docs_routes(title: str, openapi: Callable[[], Json]) -> list[Route]:
+    """Return the document, the page and its files; addresses are relative, so that it works below any path.
 
-    The page shows the short document, which has each route once. Both are made and encoded once, in a thread, when
-    somebody asks for one.
+    The page shows the short document, which has each route once. Both are made and encoded once, in a thread, on the
+    first request.
     """
     page = get_swagger_ui_html(
         openapi_url="docs/openapi.json",
-        title=app.title,
+        title=title,
         swagger_js_url="docs/swagger-ui-bundle.js",
         swagger_css_url="docs/swagger-ui.css",
         swagger_favicon_url="data:,",
     )
-
     [script] = re.findall("<script>(.*?)</script>", bytes(page.body).decode(), re.DOTALL)
     headers = {**HEADERS, "Content-Security-Policy": DOCS_POLICY.format(script=source_hash(script))}
-
-    app.add_api_route("/docs/openapi.json", json_response(lambda: shortened(app.openapi())), include_in_schema=False)
-    app.add_api_route("/docs", fixed_response(bytes(page.body), "text/html", headers), include_in_schema=False)
-    app.add_api_route("/openapi.json", json_response(lambda: app.openapi()), include_in_schema=False)
+    endpoints: dict[str, Callable[..., Any]] = {
+        "/openapi.json": _made_once(openapi),
+        "/docs": fixed_response(bytes(page.body), "text/html", headers),
+        "/docs/openapi.json": _made_once(lambda: shortened(openapi())),
+    }
     for name, media_type in ASSETS.items():
-        content = (files(PACKAGE) / "static" / name).read_bytes()
-        app.add_api_route(f"/docs/{name}", fixed_response(content, media_type, CACHED), include_in_schema=False)
+        content = (files("fastapi_offline") / "static" / name).read_bytes()
+        endpoints[f"/docs/{name}"] = fixed_response(content, media_type, CACHED)
+    return [Route(method="GET", path=path, roles=OPEN, endpoint=endpoint) for path, endpoint in endpoints.items()]
 
 
-def fixed_response(content: bytes, media_type: str, headers: Mapping[str, str] | None = None) -> Endpoint:
-    """Return an endpoint that always sends the same."""
+def fixed_response(content: bytes, media_type: str, headers: Mapping[str, str]) -> Callable[[], Awaitable[Response]]:
+    """Return an endpoint with a fixed response."""
 
     async def send() -> Response:
         return Response(content, media_type=media_type, headers=headers)
@@ -76,7 +76,7 @@ def fixed_response(content: bytes, media_type: str, headers: Mapping[str, str] |
     return send
 
 
-def json_response(make: Callable[[], object]) -> Callable[[], Response]:
-    """Return an endpoint that always sends the same, which is made the first time, in a thread."""
+def _made_once(make: Callable[[], Json]) -> Callable[[], Response]:
+    """Return an endpoint with fixed JSON, which is made in a thread on the first request."""
     encoded = cache(lambda: msgspec.json.encode(make()))
     return lambda: Response(encoded(), media_type="application/json")

@@ -1,17 +1,16 @@
-"""Replies as bytes, and the one shape of all that fail."""
+"""Replies as bytes, and the common shape of error replies."""
 
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 
 import msgspec
 from fastapi import Response
 
-from service.errors import ApiError, unavailable
-from service.log.protocol import StoreUnavailable
+from service.errors import ApiError
+from service.log.protocol import StoreUnavailable, unavailable
 from service.logs import failed_requests, serving
 
 Scope = MutableMapping[str, Any]
@@ -24,11 +23,11 @@ JSON = (b"content-type", b"application/json")
 JSON_HEADERS = (JSON,)
 NO_FRAMES = (b"content-security-policy", b"frame-ancestors 'none'")
 NO_SNIFFING = (b"x-content-type-options", b"nosniff")
-SOON = (b"retry-after", b"1")  # uploads that are on their way have found their place by then
+SOON = (b"retry-after", b"1")
 
 REQUEST_ID = b"x-request-id"
 LONGEST_REQUEST_ID = 200  # bytes; a longer one is not repeated
-NOT_READY = "not_ready"  # what a load balancer is told again and again; whoever is in trouble logs it once
+NOT_READY = "not_ready"  # sent to load balancers repeatedly, so not logged here; the cause is logged once
 
 log = logging.getLogger("fedres.service")
 
@@ -54,34 +53,26 @@ class Reply(msgspec.Struct, frozen=True, gc=False):
 NO_CONTENT = Reply(204)
 
 
-class RateLimited(ApiError):  # noqa: N818
-    """A key that makes too many requests, and may go on in some seconds."""
-
-    def __init__(self, seconds: float) -> None:
-        self.wait = max(1, math.ceil(seconds))
-        super().__init__(429, "too_many_requests", f"the key made too many requests; try again in {self.wait} s")
-
-
 def json_reply(body: bytes, status: int = 200) -> Reply:
     return Reply(status, body, JSON_HEADERS)
 
 
 def json_response(value: Any, status: int = 200) -> Response:
-    """Return what an ordinary endpoint answers."""
+    """Return a JSON response for a FastAPI endpoint."""
     return Response(msgspec.json.encode(value), status, media_type="application/json")
 
 
 def refusal(error: ApiError, headers: Headers = ()) -> Reply:
-    """Return the reply that says why not."""
+    """Return the error reply for a refusal."""
     if error.status == 401:
         headers = (*headers, (b"www-authenticate", b"Bearer"))
     if error.status == 429 and not headers:
-        headers = ((b"retry-after", b"%d" % error.wait),) if isinstance(error, RateLimited) else (SOON,)
+        headers = ((b"retry-after", b"%d" % error.wait),)
     return Reply(error.status, msgspec.json.encode(shaped(error)), (JSON, *headers))
 
 
 def shaped(error: ApiError) -> Error:
-    """Return the error as it is shown; what is no Unicode in it, escaped."""
+    """Return the body of an error reply, with invalid Unicode escaped."""
     message, target = (
         text and text.encode("utf-8", "backslashreplace").decode() for text in (error.message, error.target)
     )
@@ -94,18 +85,16 @@ def wrong_method(method: str, allowed: str) -> Reply:
 
 
 def failure(error: Exception) -> Reply:
-    """Return the reply to what went wrong: that the service is to blame is logged, and in full if nobody foresaw it."""
+    """Return the reply to an exception; failures of the service are logged, unexpected ones with a traceback."""
+    cause: BaseException | None = None
     if isinstance(error, StoreUnavailable):
         error = unavailable(error)
     elif isinstance(error, MemoryError):
-        error = ApiError(503, "out_of_memory", "the service has no memory left; try again")
-    if isinstance(error, ApiError):
-        return refusal(error) if error.status < 500 or error.code == NOT_READY else _failed(error)
-    return _failed(ApiError(500, "internal", "the service failed; its log has the details"), error)
-
-
-def _failed(error: ApiError, cause: Exception | None = None) -> Reply:
-    """Log a failure of the service with the request's id, which its reply has too."""
+        cause, error = error.__cause__, ApiError(503, "out_of_memory", "the service has no memory left; try again")
+    elif not isinstance(error, ApiError):
+        cause, error = error, ApiError(500, "internal", "the service failed; its log has the details")
+    if error.status < 500 or error.code == NOT_READY:
+        return refusal(error)
     request = serving.get()
     what = "a request" if request is None else f"{request.method} {request.path}"
     named = request is None or request.has_id  # then the reply repeats it anyway
@@ -117,7 +106,7 @@ def _failed(error: ApiError, cause: Exception | None = None) -> Reply:
 
 
 def safe(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
-    """Return the headers with what no reply is without: no page may frame it, and no browser guess its type."""
+    """Return the headers with those of every reply: no page may frame it, and browsers must not guess its type."""
     sent = tuple(headers)
     policy = () if any(name == NO_FRAMES[0] for name, _ in sent) else (NO_FRAMES,)
     return (*sent, *policy, NO_SNIFFING)

@@ -1,12 +1,11 @@
-"""What a request may be: its limits, how its body is read, and what it is decoded to.
+"""Requests: their limits, reading of bodies, and decoding.
 
-JSON and msgpack are read as the types of requests: valid Unicode, finite numbers, bounded nesting, no unknown names.
+JSON and msgpack are decoded strictly: valid Unicode, finite numbers, bounded nesting, no unknown names.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import MutableMapping
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
@@ -15,19 +14,18 @@ from fastapi import Request
 
 from fedres import checks
 from service.errors import ApiError
-from service.hints import hint
-from service.http.replies import Receive
+from service.hints import complaint
 from service.http.routes import LINES, PARAMETERS
 from service.settings import DEFAULT_LOOP
 
-UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)  # what decoding a body may raise
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)  # errors of decoding a body
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Everything the HTTP side refuses by size; the limits of features are the engine's."""
+    """Limits of the HTTP side; those of features are in ``fedres.scoring.flattening``."""
 
     body_bytes: int = 1_000_000  # of a request, before and after decompression
     rank_bytes: int = 262_144  # the same of one rank call: 500 actions with 500 bytes each
@@ -55,33 +53,8 @@ class Disconnected(Exception):  # noqa: N818
     """The client went away before its request was complete."""
 
 
-async def read_rest(message: MutableMapping[str, Any], receive: Receive, limit: int) -> bytes:
-    """Return the body that begins with ``message``; more than ``limit`` bytes are refused."""
-    chunks, size = [], 0
-    while True:
-        if message["type"] == "http.disconnect":
-            raise Disconnected
-        chunks.append(message.get("body", b""))
-        size += len(chunks[-1])
-        if size > limit:
-            raise too_large(limit)
-        if not message.get("more_body", False):
-            return b"".join(chunks)
-        message = await receive()
-
-
-def check_encoding(encoding: bytes) -> None:
-    if encoding.lower() not in (b"identity", b"gzip"):
-        raise ApiError(415, "unsupported_encoding", _must("Content-Encoding", "gzip", encoding), "Content-Encoding")
-
-
-def decompressed(body: bytes, encoding: bytes, limit: int) -> bytes:
-    """Return a body that came with a ``Content-Encoding``."""
-    return body if encoding.lower() == b"identity" else _gunzip(body, limit)
-
-
-def _gunzip(body: bytes, limit: int) -> bytes:
-    """Return one gzip member's content; decompression stops at the limit, however much would follow."""
+def gunzip(body: bytes, limit: int) -> bytes:
+    """Return one gzip member's content; decompression stops at the limit."""
     gzip = zlib.decompressobj(wbits=31)
     try:
         content = gzip.decompress(body, limit + 1)
@@ -95,14 +68,10 @@ def _gunzip(body: bytes, limit: int) -> bytes:
 
 
 def check_media_type(media_type: bytes | None, *expected: bytes) -> None:
-    """Refuse a body of another type, and one without a type: a browser sends that for any page that asks it to."""
+    """Refuse a body of another type or without one: browsers send bodies without a type for any page."""
     if (media_type or b"").partition(b";")[0].strip().lower() not in expected:
-        message = _must("Content-Type", b" or ".join(expected).decode(), media_type or b"none")
-        raise ApiError(415, "unsupported_media_type", message, "Content-Type")
-
-
-def _must(header: str, rule: str, value: bytes) -> str:
-    return f"{header} must be {rule}, got {value[:100].decode('latin-1')}"
+        rule, sent = b" or ".join(expected).decode(), (media_type or b"none")[:100].decode("latin-1")
+        raise ApiError(415, "unsupported_media_type", f"Content-Type must be {rule}, got {sent}", "Content-Type")
 
 
 def too_large(limit: int) -> ApiError:
@@ -110,7 +79,7 @@ def too_large(limit: int) -> ApiError:
 
 
 def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
-    """Return the body as the decoder's type; of a name that comes twice in an object, the last one counts."""
+    """Return the body as the decoder's type; if a name comes twice in an object, the last one counts."""
     try:
         return decoder.decode(body)
     except UNREADABLE as error:
@@ -118,9 +87,9 @@ def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
 
 
 def unreadable(error: Exception, kind: Any) -> ApiError:
-    """Return why a JSON body is no ``kind``."""
+    """Return the error for a JSON body that is not a ``kind``."""
     if isinstance(error, msgspec.ValidationError):
-        return invalid(str(error), kind)
+        return invalid(error, kind)
     if isinstance(error, RecursionError):
         return ApiError(400, "nesting_too_deep", "the body is nested too deeply", "body")
     return ApiError(400, "invalid_json", f"the body must be JSON: {error}", "body")
@@ -129,12 +98,12 @@ def unreadable(error: Exception, kind: Any) -> ApiError:
 def decode_msgpack(decoder: msgspec.msgpack.Decoder[T], body: bytes) -> T:
     """Return the body as the decoder's type, which must have no defaults.
 
-    It must be as short as msgpack can be: most encoders write nothing else, and it leaves no room for a repeated name.
+    It must be the shortest encoding: most encoders write no other, and it excludes repeated names.
     """
     try:
         value = decoder.decode(body)
     except msgspec.ValidationError as error:
-        raise invalid(str(error), decoder.type) from None
+        raise invalid(error, decoder.type) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ApiError(400, "invalid_msgpack", f"the body must be msgpack: {error}", "body") from None
     shortest = len(msgspec.msgpack.encode(value))
@@ -144,16 +113,15 @@ def decode_msgpack(decoder: msgspec.msgpack.Decoder[T], body: bytes) -> T:
     return value
 
 
-def invalid(message: str, kind: Any) -> ApiError:
-    """Return msgspec's complaint about a ``kind`` as an error of ours; the place at its end is the target."""
-    said, _, place = message.partition(" - at `$")
-    said += hint(said, place, kind)
-    target = place.rstrip("`").lstrip(".") or "body"
-    code = "too_long" if "length <=" in said else "invalid_request"
-    return ApiError(422, code, f"{target}: {said[:1].lower()}{said[1:]}", target)
+def invalid(error: msgspec.ValidationError, kind: Any) -> ApiError:
+    """Return msgspec's error about a ``kind`` as an ``ApiError`` whose target is the place."""
+    message, place = complaint(error, kind)
+    code = "too_long" if "length <=" in message else "invalid_request"
+    target = place or "body"
+    return ApiError(422, code, f"{target}: {message[:1].lower()}{message[1:]}", target)
 
 
-# what ordinary FastAPI endpoints read
+# bodies of FastAPI endpoints
 
 
 async def loop_of(request: Request) -> str:
@@ -165,7 +133,7 @@ async def user_of(request: Request) -> str:
 
 
 async def read_lines(request: Request, kind: type[T]) -> list[T] | None:
-    """Return the lines of a body of JSON lines, each as ``kind``; None where the body is of another type."""
+    """Return the lines of a body of JSON lines, each as ``kind``; None if the body is of another type."""
     if not request.headers["content-type"].lower().startswith(LINES):
         return None
     decoder, read = msgspec.json.Decoder(kind), []

@@ -1,18 +1,17 @@
-"""The way in: finds the route, asks for the key, reads the body within its limits, and answers all failures.
+"""The router: finds the route, checks the key, reads the body within its limits, and replies to all errors.
 
-Pure ASGI. Hot routes are answered here, before FastAPI sees the request; all others go on to FastAPI with their body.
-Paths are looked up segment by segment, still quoted: ``%2F`` is part of an id and ``/`` is not, but on wide routes.
+Pure ASGI. Hot routes are served here, before FastAPI sees the request; all others are passed to FastAPI with their
+body. Paths are matched segment by segment while quoted: ``%2F`` is part of an id, ``/`` only on wide routes.
 """
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from time import perf_counter
 from typing import Any
 from urllib.parse import parse_qsl, quote, unquote
-
-from msgspec import Struct
 
 from service import metrics
 from service.errors import ApiError
@@ -25,7 +24,6 @@ from service.http.replies import (
     REQUEST_ID,
     Error,
     Headers,
-    RateLimited,
     Receive,
     Reply,
     Scope,
@@ -39,19 +37,17 @@ from service.http.request import (
     UNREADABLE,
     Disconnected,
     Limits,
-    check_encoding,
     check_media_type,
-    decompressed,
-    read_rest,
+    gunzip,
     too_large,
     unreadable,
 )
 from service.http.routes import CLIENT, LINES, OPEN, PARAMETERS, Call, Reshape, Route
-from service.logs import Request, serving
+from service.logs import ServedRequest, serving
 
-UNKNOWN = "unknown"  # the path in metrics of all that have no route: a client must not choose our labels
+UNKNOWN = "unknown"  # the path in metrics of requests without a route: clients must not choose our labels
 WITH_BODY = ("POST", "PUT", "PATCH")
-GONE = 499  # the status in metrics of those who went away before they were answered
+GONE = 499  # the status in metrics of requests whose client disconnected before the reply
 
 _ascii = bytes.decode
 
@@ -71,7 +67,7 @@ class Methods:
 
 
 class _Node:
-    """A segment of paths: what may follow it by name, what follows as a parameter, and the path that ends here."""
+    """A segment of paths: named segments that may follow, a parameter that may follow, and the path that ends here."""
 
     __slots__ = ("ends", "named", "parameter")
 
@@ -87,12 +83,12 @@ class _Node:
         return self.parameter
 
 
-class Table:
+class RouteTable:
     """Finds the routes of a path."""
 
     def __init__(self, routes: Iterable[Route]) -> None:
         self._root = _Node()
-        self._fixed: dict[bytes, tuple[Methods, dict[str, str]]] = {}  # paths without parameters, found at once
+        self._fixed: dict[bytes, tuple[Methods, dict[str, str]]] = {}  # paths without parameters, for direct lookup
         self._wide: list[tuple[re.Pattern[bytes], Methods]] = []
         for route in routes:
             node = self._root
@@ -106,7 +102,7 @@ class Table:
                 self._wide.append((_wide_pattern(route), node.ends))
 
     def find(self, raw_path: bytes) -> tuple[Methods, dict[str, str]]:
-        """Return the routes and their parameters, unquoted; a path that has none is refused with 404."""
+        """Return the routes of a path and its parameters, unquoted; raise a 404 if there is no route."""
         if raw_path in self._fixed:
             return self._fixed[raw_path]
         node, quoted = self._root, []
@@ -129,11 +125,12 @@ class Table:
             match = pattern.fullmatch(raw_path)
             if match is not None:
                 return methods, _unquoted(methods, match.groups())
-        raise _no_path(raw_path)
+        shown = raw_path[:100].decode("latin-1")
+        raise ApiError(404, "unknown_path", f"no such path: {shown}; see /docs", "path")
 
 
 def _wide_pattern(route: Route) -> re.Pattern[bytes]:
-    """Return what matches a path whose last parameter may have slashes."""
+    """Return a pattern for a path whose last parameter may have slashes."""
     *before, last = [segment for segment in re.split(r"({\w+})", route.path) if segment.startswith("{")]
     pattern = re.escape(route.path).replace(re.escape(last), "(.+)")
     for name in before:
@@ -156,64 +153,50 @@ def _unquoted(methods: Methods, quoted: Iterable[bytes]) -> dict[str, str]:
         raise ApiError(400, "invalid_path", f"the path must be UTF-8 when unquoted, got {shown}", "path") from None
 
 
-def _no_path(raw_path: bytes) -> ApiError:
-    shown = raw_path[:100].decode("latin-1")
-    return ApiError(404, "unknown_path", f"no such path: {shown}; see /docs", "path")
+SUBSCRIPTION_KEY = b"ocp-apim-subscription-key"  # of Azure's clients
+CREDENTIALS = (b"authorization", SUBSCRIPTION_KEY)
+RequestHeaders = Mapping[bytes, bytes]  # by name
 
 
-class RequestHeaders(Struct, frozen=True, gc=False):
-    """The headers that the service looks at."""
+def read_headers(headers: Sequence[tuple[bytes, bytes]]) -> RequestHeaders:
+    """Return headers by name, the last one if repeated. Credentials must not be repeated.
 
-    authorization: bytes | None = None
-    length: bytes | None = None
-    media_type: bytes | None = None
-    encoding: bytes | None = None
-    host: bytes | None = None
-    origin: bytes | None = None
-    subscription_key: bytes | None = None  # of Azure's clients
-    request_id: bytes | None = None  # repeated in the reply
-    site: bytes | None = None  # where a browser says that the request comes from
-
-
-_NAMES = (
-    *(b"authorization", b"content-length", b"content-type", b"content-encoding", b"host", b"origin"),
-    *(b"ocp-apim-subscription-key", b"x-request-id", b"sec-fetch-site"),
-)
-_PLACES = {name: place for place, name in enumerate(_NAMES)}
-_CREDENTIALS = (b"authorization", b"ocp-apim-subscription-key")
-
-
-def read_headers(headers: Iterable[tuple[bytes, bytes]]) -> RequestHeaders:
-    """Return the headers of interest; of one that comes twice, the last. Credentials must come once.
-
-    A proxy in front that looks at the first of two would let in what it should not.
+    A proxy that checks only the first of two would let the other one pass.
     """
-    values: list[bytes | None] = [None] * len(_NAMES)
-    for name, value in headers:
-        place = _PLACES.get(name)
-        if place is not None:
-            if values[place] is not None and name in _CREDENTIALS:
+    by_name = dict(headers)
+    if len(by_name) < len(headers):
+        names = [name for name, _ in headers]
+        for name in CREDENTIALS:
+            if names.count(name) > 1:
                 shown = name.decode().title()
                 raise ApiError(400, "repeated_header", f"{shown} must come once, got it twice", shown)
-            values[place] = value
-    return RequestHeaders(*values)
+    return by_name
 
 
 async def read_request(route: Route, headers: RequestHeaders, receive: Receive, limit: int) -> Any:
     """Return the body, at most ``limit`` bytes, decoded where the route has a type for it."""
-    if route.media_type is not None and headers.media_type != route.media_type:
-        check_media_type(headers.media_type, route.media_type, *[LINES.encode()] * route.or_lines)
-    length, encoding = headers.length, headers.encoding
-    if encoding is not None:
-        check_encoding(encoding)
+    media_type, length = headers.get(b"content-type"), headers.get(b"content-length")
+    if route.media_type is not None and media_type != route.media_type:
+        check_media_type(media_type, route.media_type, *[LINES.encode()] * route.or_lines)
+    encoding = headers.get(b"content-encoding", b"identity")
+    if encoding.lower() not in (b"identity", b"gzip"):
+        text = f"Content-Encoding must be gzip, got {encoding[:100].decode('latin-1')}"
+        raise ApiError(415, "unsupported_encoding", text, "Content-Encoding")
     if length is not None and not (length.strip().isdigit() and int(length[:20]) <= limit):
         raise too_large(limit)
-    message = await receive()
-    body: bytes = message.get("body", b"")
-    if message.get("more_body", False) or message["type"] == "http.disconnect" or len(body) > limit:
-        body = await read_rest(message, receive, limit)
-    if encoding is not None:
-        body = decompressed(body, encoding, limit)
+    chunks, size, more = [], 0, True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise Disconnected
+        chunks.append(message.get("body", b""))
+        size += len(chunks[-1])
+        if size > limit:
+            raise too_large(limit)
+        more = message.get("more_body", False)
+    body = b"".join(chunks)
+    if encoding.lower() == b"gzip":
+        body = gunzip(body, limit)
     if route.decoder is None:
         return body
     try:
@@ -223,7 +206,7 @@ async def read_request(route: Route, headers: RequestHeaders, receive: Receive, 
 
 
 class Router:
-    """An ASGI application in front of ``app`` that answers hot routes itself."""
+    """An ASGI application in front of ``app`` that serves hot routes itself."""
 
     def __init__(
         self,
@@ -240,7 +223,7 @@ class Router:
     ) -> None:
         self._app, self.keys, self._hosts, self._audit = app, keys, hosts, audit
         self._reshape = reshape or {}  # by the first segment of paths
-        self._table = Table(routes)
+        self._table = RouteTable(routes)
         self._root = root_path.encode()
         self._buckets = Buckets(limits.requests_per_second)
         self._limits = {route.limit: getattr(limits, route.limit) for route in routes}  # of bodies, by name
@@ -251,18 +234,21 @@ class Router:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        began, method, raw_path = perf_counter(), scope["method"], b""
-        request = Request(method)
+        began, method, raw_path, audited = perf_counter(), scope["method"], b"", False
+        request = ServedRequest(method)
         serving.set(request)
         reply: Reply | None = None
         more: Headers = ()  # of the reply
         try:
             headers = read_headers(scope["headers"])
-            if headers.request_id is not None and len(headers.request_id) <= LONGEST_REQUEST_ID:
-                request.client_id = headers.request_id
-                more = ((REQUEST_ID, headers.request_id),)
-            if self._hosts.origins.allowed or self._access_log:
-                more = self._more_headers(request, headers)
+            client_id, origin = headers.get(REQUEST_ID), headers.get(b"origin")
+            if client_id is not None and len(client_id) <= LONGEST_REQUEST_ID:
+                request.client_id = client_id
+                more = ((REQUEST_ID, client_id),)
+            elif self._access_log:
+                more = ((REQUEST_ID, request.id.encode()),)
+            if self._hosts.origins:
+                more = (*self._hosts.cors_headers(origin), *more)
             raw_path = scope.get("raw_path") or quote(scope["path"]).encode()
             if self._root:
                 raw_path = _below(self._root, raw_path)
@@ -270,7 +256,8 @@ class Router:
             request.path = methods.path
             route = methods.routes.get("GET" if method == "HEAD" else method)
             if route is None:
-                reply = self._no_method(method, methods.allowed(), headers.origin)
+                allow = methods.allowed()
+                reply = self._hosts.preflight(origin, allow) if method == "OPTIONS" else wrong_method(method, allow)
             else:
                 key, loop = self._admit(route, parameters, headers)
                 query = scope.get("query_string", b"")
@@ -279,57 +266,51 @@ class Router:
                 limit = self._limits[route.limit]
                 body = await read_request(route, headers, receive, limit) if method in WITH_BODY else b""
                 call = Call(loop or "", parameters, body, key.client, query, scope, key.explain)
-                if route.hot and not route.audited:
+                audited = route.audited
+                if route.hot:
                     reply = await route.endpoint(call)
-                elif route.hot:
-                    reply = await self._audited(route, key, call)
                 else:
-                    passed = _Passed(call, loop, raw_path, receive, send, more)
-                    status = await self._pass_on(route, key, passed)
+                    status = await self._pass_on(call, raw_path, receive, send, more)
         except Disconnected:
             status = GONE
         except Exception as error:
             reply = failure(error)
         if reply is not None:
             if reply.status >= 400:
-                reply = self._reshaped(raw_path, reply)
+                reshape = self._reshape.get(raw_path[1:].partition(b"/")[0])
+                reply = reply if reshape is None else reshape(reply)
             status = reply.status
+        if audited:
+            self._audit.note(key.id, f"{method} {request.path}", loop, status)
+        if reply is not None:
             await send_reply(send, reply, more)
         seconds = perf_counter() - began
         metrics.count_request(request.path, method if request.path != UNKNOWN else "any", status, seconds)
         if self._access_log:
-            self._log_access(request, status, seconds)
-
-    def _no_method(self, method: str, allowed: str, origin: bytes | None) -> Reply:
-        if method != "OPTIONS":
-            return wrong_method(method, allowed)
-        if self._hosts.origins.has(origin):
-            return self._hosts.origins.preflight(allowed)
-        return Reply(204, headers=((b"allow", allowed.encode()),))
-
-    def _reshaped(self, raw_path: bytes, reply: Reply) -> Reply:
-        reshape = self._reshape.get(raw_path[1:].partition(b"/")[0])
-        return reply if reshape is None else reshape(reply)
+            fields = {"method": method, "path": request.path, "status": status, "ms": round(seconds * 1e3, 3)}
+            log.info("%(method)s %(path)s %(status)d %(ms).1f ms", fields, extra={"fields": fields})
 
     def _admit(self, route: Route, parameters: dict[str, str], headers: RequestHeaders) -> tuple[Key, str | None]:
-        """Return who may go on, and the loop that the request is about, None for the service as a whole.
+        """Return the caller's key, and the request's loop, None for the service as a whole.
 
-        Azure's clients name no loop: what they send with a key for one loop is about that loop.
+        Azure's clients name no loop: requests with a key for one loop are for that loop.
         """
         loop = parameters.get("loop", route.default_loop)
         if route.roles is OPEN:
             return ANYONE, loop
-        authorization = headers.authorization
-        if route.takes_subscription_key and authorization is None and headers.subscription_key is not None:
-            authorization = b"Bearer " + headers.subscription_key
+        authorization = headers.get(b"authorization")
+        if route.takes_subscription_key and authorization is None and SUBSCRIPTION_KEY in headers:
+            authorization = b"Bearer " + headers[SUBSCRIPTION_KEY]
         key = self.keys.identify(authorization)
-        sender = headers.host, headers.origin, headers.site
+        sender = headers.get(b"host"), headers.get(b"origin"), headers.get(b"sec-fetch-site")
         if (key is ANYONE or self._hosts.always) and sender not in self._hosts.good:
             self._hosts.check(*sender)
         seconds = self._buckets.take(key.id)
         if seconds:
             metrics.refusals.labels(key.id).inc()
-            raise RateLimited(seconds)
+            wait = max(1, math.ceil(seconds))
+            message = f"the key made too many requests; try again in {wait} s"
+            raise ApiError(429, "too_many_requests", message, wait=wait)
         if route.takes_subscription_key and key.loop is not None and "loop" not in parameters:
             loop = key.loop
         if key.role in route.roles and (key.loop is None or key.loop == loop):
@@ -338,70 +319,39 @@ class Router:
             self._audit.note(key.id, f"{route.method} {route.path}", loop, 403)
         raise _forbidden(key, route, loop)
 
-    def _more_headers(self, request: Request, headers: RequestHeaders) -> Headers:
-        """Return the headers of a reply that say which pages may read it, and the request's id."""
-        cross_origin = self._hosts.origins.headers(headers.origin) if self._hosts.origins.allowed else ()
-        if request.client_id is not None:
-            return (*cross_origin, (REQUEST_ID, request.client_id))
-        return (*cross_origin, (REQUEST_ID, request.id.encode())) if self._access_log else cross_origin
-
-    def _log_access(self, request: Request, status: int, seconds: float) -> None:
-        fields = {"method": request.method, "path": request.path, "status": status, "ms": round(seconds * 1e3, 3)}
-        log.info("%(method)s %(path)s %(status)d %(ms).1f ms", fields, extra={"fields": fields})
-
-    async def _audited(self, route: Route, key: Key, call: Call) -> Reply:
-        """Answer a hot route, and note who asked."""
-        try:
-            reply: Reply = await route.endpoint(call)
-        except Exception as error:
-            reply = failure(error)
-        self._audit.note(key.id, f"{route.method} {route.path}", call.loop, reply.status)
-        return reply
-
-    async def _pass_on(self, route: Route, key: Key, passed: _Passed) -> int:
-        """Return the status of FastAPI's reply; it raises what it has answered already."""
-        try:
-            await self._app(passed.scope, passed.receive, passed.send)
-        except Exception as error:
-            if not passed.status:
-                raise
-            if not passed.complete:
-                log.error("a reply broke off", exc_info=error)  # the server closes the connection
-        if route.audited:
-            self._audit.note(key.id, f"{route.method} {route.path}", passed.loop, passed.status)
-        return passed.status
-
-
-class _Passed:
-    """A request on its way through FastAPI: its path still quoted, its body in hand, the status noted."""
-
-    def __init__(
-        self, call: Call, loop: str | None, raw_path: bytes, receive: Receive, send: Send, more: Headers
-    ) -> None:
+    async def _pass_on(self, call: Call, raw_path: bytes, receive: Receive, send: Send, more: Headers) -> int:
+        """Pass a request on to FastAPI, with the quoted path and the body already read; return the reply's status."""
         method = "GET" if call.scope["method"] == "HEAD" else call.scope["method"]  # the server leaves out the body
-        request = {PARAMETERS: call.parameters, CLIENT: call.client}
-        self.scope = {**call.scope, "method": method, "path": raw_path.decode("latin-1"), **request}
-        self.loop, self.status, self.complete = loop, 0, False
-        self._body: bytes | None = call.body
-        self._receive, self._send, self._more = receive, send, more
+        parameters = {PARAMETERS: call.parameters, CLIENT: call.client}
+        scope = {**call.scope, "method": method, "path": raw_path.decode("latin-1"), **parameters}
+        unread, status, is_complete = [call.body], 0, False
 
-    async def receive(self) -> Any:
-        if self._body is None:
-            return await self._receive()
-        body, self._body = self._body, None
-        return {"type": "http.request", "body": body, "more_body": False}
+        async def receive_body() -> Any:
+            if unread:
+                return {"type": "http.request", "body": unread.pop(), "more_body": False}
+            return await receive()
 
-    async def send(self, message: Any) -> None:
-        if message["type"] == "http.response.start":
-            self.status = message["status"]
-            message = {**message, "headers": (*safe(message["headers"]), *self._more)}
-        else:
-            self.complete = not message.get("more_body", False)
-        await self._send(message)
+        async def send_part(message: Any) -> None:
+            nonlocal status, is_complete
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message = {**message, "headers": (*safe(message["headers"]), *more)}
+            else:
+                is_complete = not message.get("more_body", False)
+            await send(message)
+
+        try:
+            await self._app(scope, receive_body, send_part)
+        except Exception as error:  # FastAPI raises errors after replying to them
+            if not status:
+                raise
+            if not is_complete:
+                log.error("a reply broke off", exc_info=error)  # the server closes the connection
+        return status
 
 
 def _check_query(route: Route, query: bytes) -> None:
-    """Refuse parameters that the route does not have; those of pages and of other APIs are left alone."""
+    """Refuse unknown query parameters, except for pages and other APIs."""
     if route.roles is OPEN or route.error is not Error:
         return
     for name, _ in parse_qsl(query.decode("latin-1"), keep_blank_values=True):

@@ -1,7 +1,7 @@
-"""How routes are declared: once, with method, path, roles, body and reply. Router, authorisation and OpenAPI read this.
+"""Declarations of routes: method, path, roles, body and reply, for the router, authorization and OpenAPI alike.
 
 A hot route is a plain handler that the router calls itself; the others are ordinary FastAPI endpoints. Routes of a loop
-are declared by the path below it, and are there for the loop ``default`` too.
+are declared by the path below it, and also exist for the loop ``default``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ JSON, BINARY, MSGPACK, LINES, TEXT, HTML = (
 )
 
 LIMITS = {BINARY: "model_bytes", MSGPACK: "update_bytes"}  # of bodies, by media type, where not declared
-CLIENT = "fedres.client"  # in a scope: to which device's id the key is bound, None to none; no header can set it
+CLIENT = "fedres.client"  # in a scope: the device id that the key is bound to, or None; no header can set it
 PARAMETERS = "fedres.parameters"
 PREFIXES = ("/v1", "/v1/loops/{loop}")
 
@@ -43,8 +43,8 @@ class Call(msgspec.Struct, frozen=True, gc=False):
 
     loop: str
     parameters: dict[str, str]
-    body: Any  # of the route's type where that is decoded, else bytes
-    client: str | None  # the only device that it may speak for, None if any
+    body: Any  # of the route's type if decoded, else bytes
+    client: str | None  # the only device that it may act for, None if any
     query: bytes = b""
     scope: Mapping[str, Any] = {}  # of ASGI
     may_explain: bool = True
@@ -54,7 +54,7 @@ Handler = Callable[[Call], Awaitable[Reply]]
 Reshape = Callable[[Reply], Reply]  # a native failure into the shape of another API
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Route:
     """One method of one path."""
 
@@ -64,37 +64,34 @@ class Route:
     endpoint: Callable[..., Any]
     summary: str = ""
     body: type | str | None = None  # its type, or a media type
-    body_type: str | None = None  # the media type of bodies, None where any will do
+    body_type: str | None = None  # the media type of bodies, None for any
     or_lines: bool = False  # the body may be JSON lines, too
     limit: str = "body_bytes"  # which of the limits bounds its body
-    decoded: bool = False  # a handler gets the body as its type
+    decoded: bool = False  # the handler receives the body as its type
     reply: type | str | None = None
     status: int = 200
     hot: bool = False  # the router calls the handler itself, else FastAPI does
     of_loop: bool = False
-    error: type = Error  # the shape of what fails
+    error: type = Error  # the shape of error replies
     takes_subscription_key: bool = False  # the key may come as Azure's clients send it
-    choices: Mapping[str, Sequence[str]] = field(default_factory=dict)  # of parameters of the path, where not any text
+    choices: Mapping[str, Sequence[str]] = field(default_factory=dict)  # of path parameters with a fixed set of values
     query: tuple[str, ...] = ()  # its parameters
     wide: bool = False  # its last parameter may have a "/" that is not quoted
-    # What follows from these:
-    audited: bool = field(init=False)  # it is noted who asks: only admins may, and something changes
-    default_loop: str | None = field(init=False)  # that it is about where the path names none
+    # Derived fields:
+    audited: bool = field(init=False)  # calls go to the audit log: admins only, and they change something
+    default_loop: str | None = field(init=False)  # the loop if the path names none
     media_type: bytes | None = field(init=False)
     decoder: msgspec.json.Decoder[Any] | None = field(init=False)
 
     def __post_init__(self) -> None:
         if self.body is not None and self.body_type is None:
-            object.__setattr__(self, "body_type", self.body if isinstance(self.body, str) else JSON)
+            self.body_type = self.body if isinstance(self.body, str) else JSON
         if self.body_type in LIMITS:
-            object.__setattr__(self, "limit", LIMITS[self.body_type])
-        for name, value in (
-            ("audited", self.roles == ADMIN and self.method != "GET"),
-            ("default_loop", DEFAULT_LOOP if self.of_loop else None),
-            ("media_type", None if self.body_type is None else self.body_type.encode()),
-            ("decoder", msgspec.json.Decoder(self.body) if self.decoded else None),
-        ):
-            object.__setattr__(self, name, value)
+            self.limit = LIMITS[self.body_type]
+        self.audited = self.roles == ADMIN and self.method != "GET"
+        self.default_loop = DEFAULT_LOOP if self.of_loop else None
+        self.media_type = None if self.body_type is None else self.body_type.encode()
+        self.decoder = msgspec.json.Decoder(self.body) if self.decoded else None
 
 
 class Routes:
@@ -112,7 +109,7 @@ class Routes:
     def hot(
         self, method: str, path: str, roles: frozenset[str], summary: str, **options: Any
     ) -> Callable[[Endpoint], Endpoint]:
-        """Declare a route of a loop that the router answers itself: its handler gets a ``Call``, the body decoded."""
+        """Declare a route of a loop that the router serves itself: its handler gets a ``Call``, the body decoded."""
         return self.of_loop(method, path, roles, summary, hot=True, decoded="body" in options, **options)
 
     def of_service(
@@ -128,8 +125,8 @@ class Routes:
 
         def declare(endpoint: Endpoint) -> Endpoint:
             for path in paths:
-                named = {"method": method, "path": path, "roles": roles, "summary": summary}
-                self.all.append(Route(**named, endpoint=endpoint, **options))  # type: ignore[arg-type]
+                route = Route(method=method, path=path, roles=roles, summary=summary, endpoint=endpoint, **options)
+                self.all.append(route)
             return endpoint
 
         return declare

@@ -1,4 +1,4 @@
-"""uvicorn on a socket of ours."""
+"""uvicorn on a socket that is already bound."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ import os
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import uvicorn
 
-from service.http.protocol import Protocol, protocol
+from service.http.protocol import Protocol
 from service.http.request import Limits
 
 BACKLOG = 2048
-TICKS = 10  # of uvicorn's, a second in all, between two looks at who takes their replies
+TICKS = 10  # of uvicorn, one second in all, between checks for clients that do not read their replies
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,8 +29,8 @@ class Tls:
     private_key: str | os.PathLike[str] | None = None  # None if the certificate's file has it
 
 
-class Server(uvicorn.Server):
-    """uvicorn on a socket that is already bound; it leaves signals to its caller."""
+class HttpServer(uvicorn.Server):
+    """uvicorn on a bound socket; the caller handles signals."""
 
     def __init__(
         self,
@@ -41,7 +42,7 @@ class Server(uvicorn.Server):
     ) -> None:
         config = uvicorn.Config(
             app,
-            http=protocol(limits.request_seconds, limits.connections),
+            http="httptools",
             ws="none",
             interface="asgi3",
             lifespan="off",
@@ -56,18 +57,18 @@ class Server(uvicorn.Server):
         )
         super().__init__(config)
         self._on_tick = on_tick
-        self._socket, self._handshake_seconds = sock, limits.request_seconds
+        self._socket, self._limits = sock, limits
         self.url = f"{'https' if tls else 'http'}://{shown(sock)}"
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, with an end to the patience for TLS handshakes as well."""
+        """Listen, with a timeout for TLS handshakes too."""
         ssl = self.config.ssl
         server = await asyncio.get_running_loop().create_server(
-            self._connection,
+            partial(Protocol, self._limits, self.config, self.server_state),
             sock=self._socket,
             backlog=BACKLOG,
             ssl=ssl,
-            ssl_handshake_timeout=self._handshake_seconds if ssl else None,
+            ssl_handshake_timeout=self._limits.request_seconds if ssl else None,
         )
         self.servers = [server]
         self.started = True
@@ -84,20 +85,14 @@ class Server(uvicorn.Server):
         yield
 
     def stop(self) -> None:
-        """Take no more connections, answer what is under way, then let ``serve`` return."""
+        """Accept no more connections, finish pending requests, then let ``serve`` return."""
         self.should_exit = True
-
-    def _connection(self) -> asyncio.Protocol:
-        made: asyncio.Protocol = self.config.http_protocol_class(  # type: ignore[call-arg]
-            config=self.config, server_state=self.server_state, app_state={}
-        )
-        return made
 
 
 def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
     """Return a listening socket; port 0 is any that is free.
 
-    ``shared`` lets others listen at the same port, and the system spread connections.
+    ``shared`` lets other processes listen at the same port; the system distributes connections.
     """
     family, kind, number, _, address = socket.getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE, proto=socket.IPPROTO_TCP
@@ -119,5 +114,5 @@ def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
 
 def shown(sock: socket.socket) -> str:
     host, port = sock.getsockname()[:2]
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # all addresses: the one that works on this machine
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # any address: the local one
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

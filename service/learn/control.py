@@ -1,8 +1,9 @@
-"""What rankers ask of the learner: a few questions over a Unix socket, answered between two steps."""
+"""Requests of rankers to the learner over a Unix socket, answered between two steps."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -10,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from service.learn.join import Join
 from service.learn.learner import Learner
+from service.learn.publishing import weight_history
 from service.log.client import framed, read_frame, receive_frame
 from service.log.protocol import StoreUnavailable
 
@@ -19,7 +20,7 @@ SECONDS = 30.0  # for an answer
 REQUEST_BYTES = 1 << 16
 
 
-class Question(msgspec.Struct, array_like=True):
+class LearnerQuestion(msgspec.Struct, array_like=True):
     """One question; ``since`` is a version for ``changed``."""
 
     what: str
@@ -27,27 +28,27 @@ class Question(msgspec.Struct, array_like=True):
     since: int = 0
 
 
-class Answer(msgspec.Struct, array_like=True):
+class LearnerAnswer(msgspec.Struct, array_like=True):
     body: Any = None
     error: str | None = None
 
 
-def answer(learner: Learner, question: Question) -> Answer:
-    """Return what the learner says, with all that was logged before learned."""
+def answer(learner: Learner, question: LearnerQuestion) -> LearnerAnswer:
+    """Return the learner's answer, after it has learned all records logged so far."""
     try:
         while learner.step():
             pass
         if question.what != "settle" and question.loop not in learner.loops:
-            return Answer(error=f"loop {question.loop!r} does not exist")
-        return Answer(_ANSWERS[question.what](learner, question))
+            return LearnerAnswer(error=f"loop {question.loop!r} does not exist")
+        return LearnerAnswer(_ANSWERS[question.what](learner, question))
     except Exception as error:  # a question must not end the learner
-        return Answer(error=f"{type(error).__name__}: {error}")
+        return LearnerAnswer(error=f"{type(error).__name__}: {error}")
 
 
-def _changed(learner: Learner, question: Question) -> tuple[int, list[int]] | None:
-    """Return the version and the indices of the weights that changed since another, None where nobody knows."""
-    history = learner.weight_histories.of_loop(learner.loops[question.loop])
-    version = learner.loops[question.loop].metadata.version
+def _changed(learner: Learner, question: LearnerQuestion) -> tuple[int, list[int]] | None:
+    """Return the version and the indices of the weights that changed since another, None if that is unknown."""
+    state = learner.loops[question.loop]
+    history, version = weight_history(state), state.metadata.version
     if question.since == version:
         return version, []
     if history is None or not history.start <= question.since < version:
@@ -55,21 +56,22 @@ def _changed(learner: Learner, question: Question) -> tuple[int, list[int]] | No
     return version, history.since(question.since).tolist()
 
 
-def _settle(learner: Learner, question: Question) -> None:
+def _settle(learner: Learner, question: LearnerQuestion) -> None:
     if learner.trouble is not None:
         raise learner.trouble
 
 
-def _unmatched(join: Join) -> Any:
-    """Return rewards that do not count, and those that wait for their event."""
+def _unmatched(learner: Learner, question: LearnerQuestion) -> Any:
+    """Return rewards that do not count, and those whose event is still missing."""
+    join = learner.loops[question.loop].join
     return msgspec.to_builtins([*join.unmatched, *join.waiting_rewards()])
 
 
-_ANSWERS: dict[str, Callable[[Learner, Question], Any]] = {
+_ANSWERS: dict[str, Callable[[Learner, LearnerQuestion], Any]] = {
     "settle": _settle,
     "model": lambda learner, question: learner.loops[question.loop].shared.exported(),
     "digest": lambda learner, question: learner.digest(question.loop),
-    "unmatched": lambda learner, question: _unmatched(learner.loops[question.loop].join),
+    "unmatched": _unmatched,
     "changed": _changed,
 }
 
@@ -80,7 +82,7 @@ def serve_one(listener: socket.socket, learner: Learner) -> None:
     with client:
         client.settimeout(SECONDS)
         try:
-            question = msgspec.msgpack.decode(receive_frame(client.recv, REQUEST_BYTES), type=Question)
+            question = msgspec.msgpack.decode(receive_frame(client.recv, REQUEST_BYTES), type=LearnerQuestion)
             client.sendall(framed(answer(learner, question)))
         except (OSError, msgspec.MsgspecError, EOFError):
             return
@@ -93,21 +95,16 @@ class LearnerClient:
         self._path = path
 
     async def ask(self, what: str, loop: str = "", since: int = 0) -> Any:
-        """Return the learner's answer, or raise ``StoreUnavailable`` where it gives none."""
+        """Return the learner's answer; raise ``StoreUnavailable`` if there is none."""
         try:
-            return await asyncio.wait_for(self._ask(Question(what, loop, since)), SECONDS)
+            async with asyncio.timeout(SECONDS):
+                reader, writer = await asyncio.open_unix_connection(str(self._path))
+                with contextlib.closing(writer):
+                    writer.write(framed(LearnerQuestion(what, loop, since)))
+                    reply = msgspec.msgpack.decode(await read_frame(reader), type=LearnerAnswer)
         except (OSError, asyncio.IncompleteReadError, TimeoutError):
-            raise StoreUnavailable(
-                "learner", "the learner does not answer; it is started again if it is gone"
-            ) from None
-
-    async def _ask(self, question: Question) -> Any:
-        reader, writer = await asyncio.open_unix_connection(str(self._path))
-        try:
-            writer.write(framed(question))
-            reply = msgspec.msgpack.decode(await read_frame(reader), type=Answer)
-        finally:
-            writer.close()
+            message = "the learner does not answer; it is started again if it is gone"
+            raise StoreUnavailable("learner", message) from None
         if reply.error is not None:
             raise StoreUnavailable("learner", reply.error)
         return reply.body

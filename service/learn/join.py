@@ -1,7 +1,7 @@
 """Joins decisions with their rewards: a pure function of what was logged about an event, in order, and of its times.
 
-An event waits for its reward until its deadline. A reward may come before its event, which then takes it, or after the
-deadline, when it is listed and counts no more. A repeat is known by the reward's id, or by its value where it has none.
+An event waits for its reward until its deadline. A reward may arrive before its event and count for it. After
+the deadline it is only listed. Repeats are recognized by the reward's id, or by its value if it has no id.
 Times are microseconds since 1970.
 """
 
@@ -16,15 +16,15 @@ from typing import NamedTuple
 
 import msgspec
 
-from service.log.records import Example
+from service.log.records import HashedExample
 from service.outcomes import MARK, formula_of, outcome_name
 
 REMEMBERED = 100_000  # finished events, to tell late rewards from early ones
 LISTED = 10_000  # late and unmatched rewards
 MOST_REWARDS = 1_000  # of one event; more are kept in the log and listed, and do not count
 MOST_EARLY = 100  # of one event that is not decided yet: the same
-MOST_LATE = 100  # of one event that is finished, of which repeats are known
-MOST_KNOWN = 4_000_000  # rewards of finished events, of which repeats are known: 8 bytes each
+MOST_LATE = 100  # of one finished event, whose repeats are recognized
+MOST_KNOWN = 4_000_000  # rewards of finished events, whose repeats are recognized: 8 bytes each
 EVENT_BYTES, REWARD_BYTES = 600, 200  # of memory that a waiting event and a reward take beside features and ids
 EXAMPLE_BYTES = 400  # the same of an event that is learned from after a time
 LONGEST_EARLY = 3_600_000_000  # microseconds that a reward waits for its event, at most
@@ -44,21 +44,21 @@ class Rules(NamedTuple):
     from_rank: bool = False  # a deferred event waits from its decision on, else from its activation
     formula: str | None = None  # the reward at the deadline, of all outcomes that came within their windows
     windows: Mapping[str, int] = {}  # of outcomes, microseconds
-    reward_range: tuple[float, float] = (-math.inf, math.inf)  # what a formula gives is cut off there
+    reward_range: tuple[float, float] = (-math.inf, math.inf)  # the result of a formula is clipped to it
 
 
 class Decided(msgspec.Struct, frozen=True, gc=False):
-    """What is learned from once the reward of a decision is known."""
+    """The part of a decision that is learned once its reward is final."""
 
     user: str | None
-    features: Example
+    features: HashedExample
     settings: int  # position of the settings it was made under
     baseline_weight: float
     control: bool = False  # whether the control group's baseline decided
 
 
 class EarlyEvent(msgspec.Struct, gc=False):
-    """An event that has a reward or was activated, and is not decided as far as is known."""
+    """An event with a reward or an activation whose decision has not arrived yet."""
 
     first: int  # position of the first record about it
     deadline: int | None = None  # until when its decision may come
@@ -66,7 +66,7 @@ class EarlyEvent(msgspec.Struct, gc=False):
     first_reward: int = 0  # its time
     activated: bool = False
 
-    status = EARLY
+    status, user = EARLY, None
 
     @property
     def order(self) -> int:
@@ -90,6 +90,10 @@ class PendingEvent(msgspec.Struct, gc=False):
     @property
     def status(self) -> str:
         return DEFERRED if self.deferred else WAITING
+
+    @property
+    def user(self) -> str | None:
+        return self.decided.user
 
 
 class FinishedEvent(msgspec.Struct, gc=False):
@@ -137,13 +141,13 @@ def _out_of_place(event: EarlyEvent | PendingEvent, key: str, time: int, rules: 
 
 
 def _is_foreign(key: str, rules: Rules) -> bool:
-    """Return whether it is an outcome where the reward is no formula of it, or a reward where that is a formula."""
+    """Return whether it is an outcome in a loop without a formula, or a plain reward in a loop with one."""
     name = outcome_name(key)
     return (name is None) != (rules.formula is None) or (name is not None and name not in rules.windows)
 
 
 def _by_formula(rewards: Mapping[str, float], rules: Rules) -> tuple[dict[str, float], float]:
-    """Return the sums of outcomes, and the reward that they are."""
+    """Return the sums of outcomes, and the reward that the formula makes of them."""
     sums = dict.fromkeys(rules.windows, 0.0)
     for key, value in rewards.items():
         sums[outcome_name(key) or ""] += value
@@ -178,7 +182,7 @@ class Join:
         self._deadlines: list[tuple[int, int, str]] = []  # a heap of (deadline, order, event)
 
     def rank(self, event: str, order: int, time: int, rules: Rules, decided: Decided, deferred: bool) -> Settled | None:
-        """Let an event wait for its reward; return it settled where that came before."""
+        """Let an event wait for its reward; return it settled if the reward arrived before."""
         early = self.events.get(event)
         pending = PendingEvent(order, order, time + rules.wait, rules, decided, decided_at=time)
         pending.n_bytes = EVENT_BYTES + len(event) + feature_bytes(decided)
@@ -230,7 +234,7 @@ class Join:
         return self._settle_if_final(event, about)
 
     def feedback(self, event: str, order: int, time: int, decided: Decided, reward: float) -> Settled:
-        """Return an event settled whose reward came with it; rewards that came before or come after do not count."""
+        """Return a settled event that was logged with its reward; earlier and later rewards do not count."""
         early, rules = self.events.pop(event, None), Rules(0, None)
         if isinstance(early, EarlyEvent):
             self._leave_early(early)
@@ -243,7 +247,7 @@ class Join:
         return settled
 
     def activate(self, event: str, order: int, time: int, rules: Rules) -> Settled | None:
-        """Let a deferred event wait for its reward; return it if it had that already."""
+        """Let a deferred event wait for its reward; return it if the reward had arrived already."""
         about = self._event(event, order)
         if isinstance(about, EarlyEvent):
             if not about.activated:
@@ -260,7 +264,7 @@ class Join:
         return self._settle_if_final(event, about)
 
     def expire(self, time: int) -> Iterable[Settled]:
-        """Return what was not settled when its deadline came, by deadline, then by position in the log."""
+        """Return the events that were not settled by their deadline, by deadline, then by position in the log."""
         return self._expiring(time) if self._deadlines and self._deadlines[0][0] <= time else ()
 
     def _expiring(self, time: int) -> Iterator[Settled]:
@@ -295,7 +299,7 @@ class Join:
         return counts
 
     def waiting_rewards(self) -> list[UncountedReward]:
-        """Return the rewards whose event has not come so far; they count if it comes within the wait time."""
+        """Return the rewards whose event is missing so far; they count if it arrives within the wait time."""
         return [
             UncountedReward(event, early.first_reward, value, key, EARLY)
             for event, early in self.early().items()
@@ -303,12 +307,12 @@ class Join:
         ]
 
     def early(self) -> dict[str, EarlyEvent]:
-        """Return the events that have a reward or were activated, but not decided as far as is known."""
+        """Return the events with a reward or an activation whose decision has not arrived yet."""
         return {event: about for event, about in self.events.items() if isinstance(about, EarlyEvent)}
 
     def events_of(self, user: str) -> set[str]:
-        """Return the events of a user that are known."""
-        return {event for event, about in self.events.items() if _user_of(about) == user}
+        """Return the known events of a user."""
+        return {event for event, about in self.events.items() if about.user == user}
 
     def forget(self, events: set[str]) -> None:
         """Leave nothing of events."""
@@ -326,13 +330,13 @@ class Join:
         self.unmatched = deque((entry for entry in self.unmatched if entry.event_id not in events), LISTED)
 
     def forget_old(self, cut: int, before: int) -> None:
-        """Leave nothing of finished events that were decided up to a position, and of rewards before a time."""
+        """Forget finished events decided up to a position, and rewards before a time."""
         old = (event for event, about in self.events.items() if isinstance(about, FinishedEvent) and about.order <= cut)
         self.forget({*old})
         self.unmatched = deque((entry for entry in self.unmatched if entry.time >= before), LISTED)
 
     def _is_due(self, deadline: int, order: int, event: str) -> bool:
-        """Return whether an event is still to expire then: not settled, forgotten or put off since."""
+        """Return whether an event still expires then: not settled, forgotten or postponed since."""
         about = self.events.get(event)
         if about is None or isinstance(about, FinishedEvent):
             return False
@@ -384,7 +388,7 @@ class Join:
         return Settled(event, pending.decided, reward, delay, outcomes)
 
     def _late(self, event: str, finished: FinishedEvent, time: int, value: float, key: str) -> None:
-        """List a reward that counts no more, unless it is a repeat."""
+        """List a reward that no longer counts, unless it is a repeat."""
         hashed, hashes = _hash(key), finished.reward_hashes
         if hashed in {hashes[k : k + HASH_BYTES] for k in range(0, len(hashes), HASH_BYTES)}:
             return
@@ -396,12 +400,12 @@ class Join:
         self._list(event, time, value, key, "late")
 
     def _leave_early(self, early: EarlyEvent) -> None:
-        """Count an event no more among those that are not decided."""
+        """Remove an event from the count of those without a decision."""
         self.n_early -= 1
         self.n_early_rewards -= len(early.rewards)
 
     def _leave_waiting(self, pending: PendingEvent) -> None:
-        """Count an event no more among those that wait."""
+        """Remove an event from the count of those that wait."""
         self.n_waiting -= 1
         self.n_bytes -= pending.n_bytes
 
@@ -420,17 +424,11 @@ class Join:
             self.n_unmatched += 1
 
 
-def _user_of(about: EarlyEvent | PendingEvent | FinishedEvent) -> str | None:
-    if isinstance(about, PendingEvent):
-        return about.decided.user
-    return about.user if isinstance(about, FinishedEvent) else None
-
-
 # Where failures are not sent
 
 
 class DelayedExample(msgspec.Struct, gc=False):
-    """An event that is to be learned from; ``reward`` is None as long as none is known."""
+    """An event to learn from; ``reward`` is None as long as it is pending."""
 
     event: str
     order: int  # position of its decision
@@ -442,10 +440,10 @@ class DelayedExample(msgspec.Struct, gc=False):
 class DelayedExamples:
     """The events of a loop that are learned from after a time.
 
-    Where callers send clicks and nothing else, an event fails silently: that is certain once its wait time is over.
-    Learned as they come, clicks would be known long before the failures of the same time, and all that was ever clicked
-    would look perfect. So such an event is learned from after a time that is logged with its decision, with the reward
-    that came by then, else with the default. A reward that comes later counts in all figures and is not learned from.
+    If callers send clicks only, an event fails silently: that is certain once its wait time is over. Clicks learned at
+    once would be ahead of the failures of the same time, and every action that was ever clicked would look perfect. So
+    such an event is learned after a delay logged with its decision, with the reward received by then, else with the
+    default. A later reward counts in all statistics but is not learned.
     """
 
     def __init__(self) -> None:
@@ -462,7 +460,7 @@ class DelayedExamples:
         heapq.heappush(self._times, (time, order, event))
 
     def settle(self, event: str, reward: float | None) -> bool:
-        """Note the final reward of an event; return whether it is learned from at its own time, before or after."""
+        """Note the final reward of an event; return whether the event is (or was) learned at its own time."""
         if event in self.assumed_failed:
             self.assumed_failed.remove(event)
             return True
@@ -475,7 +473,7 @@ class DelayedExamples:
         return True
 
     def due(self, time: int) -> Iterator[DelayedExample]:
-        """Yield what is to be learned from by then."""
+        """Yield the events to be learned by then."""
         while self._times and self._times[0][0] <= time:
             example = self._waiting.pop(heapq.heappop(self._times)[2], None)
             if example is not None:

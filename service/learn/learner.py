@@ -1,4 +1,4 @@
-"""The learner: follows the log, learns, publishes, takes snapshots, and ends what only one machine may end.
+"""The learner: follows the log, learns, publishes, saves snapshots; as a loop's holder, ends wait times and erasures.
 
 ``step`` is one turn, on one thread. Models are a function of the log; everything else here is a loop around it.
 """
@@ -8,45 +8,36 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import Protocol
 
 from service.learn.erasures import Erasures
+from service.learn.follower import Follower
 from service.learn.loop_state import LoopState, digest
-from service.learn.loops import BATCH, FollowedLoops
 from service.learn.pruning import Prunings
-from service.learn.publishing import WeightHistories, is_due, publish_loop
+from service.learn.publishing import is_due, note_weights, publish_loop
 from service.learn.snapshots import DamagedSnapshot, Saver, Snapshots
-from service.log.direct import DirectWriter
-from service.log.protocol import Group, Head, Log, Outcome, Pruning, StoreUnavailable
-from service.log.records import TICK, Entry, Record
+from service.log.client import BlockingWriter
+from service.log.files import with_companions
+from service.log.protocol import Group, Log, StoreUnavailable
+from service.log.records import TICK, Record
+from service.log.writer import DirectWriter
 from service.models.loop_metadata import LearnerView
 from service.models.personal import PersonalModels
 from service.models.published import Publisher
 
-ROOM_BYTES = 1 << 24  # that must be free for models before records are learned from
 MOST_TOLD = 5  # loops that stand still and are named at once
-TELL_SECONDS = 5.0  # between two lines about a long start
+TELL_SECONDS = 5.0  # between two log lines about a long start
 IDLE_SECONDS = 0.025  # between two looks at the log where no loop says otherwise
 
 
-class LearnerLog(Protocol):
-    """What the learner asks of the log writer."""
-
-    def append(self, groups: list[Group], epochs: Mapping[str, int] = ...) -> list[Outcome]: ...
-    def erase(self, loop: str, user: str, base: int, token: str, epoch: int | None) -> int: ...
-    def prune(self, loop: str, old: Pruning, after: int, epoch: int | None) -> int | None: ...
-    def scrub(self, ticket: int) -> bool: ...
-
-
-class Learner(FollowedLoops):
-    """All loops of a machine. ``hold`` is the log's: whether this machine ends wait times and erasures of a loop."""
+class Learner(Follower):
+    """All loops of a machine. ``only`` and ``hold`` are as in ``Follower``."""
 
     def __init__(
         self,
         log: Log,
-        writer: LearnerLog,
+        writer: BlockingWriter | DirectWriter,
         snapshots: Snapshots,
         publisher: Publisher,
         *,
@@ -56,21 +47,17 @@ class Learner(FollowedLoops):
         hold: Callable[[str], int | None] | None = None,
     ) -> None:
         personal = PersonalModels(publisher.memory)
-        super().__init__(log, snapshots, personal, Saver(snapshots, personal, snapshot_seconds, fork=fork))
-        self.writer, self.publisher, self.hold = writer, publisher, hold or log.hold
-        self.lag = 0.0  # seconds from the last record learned to the end of its log, of the loop furthest behind
-        self._shrunk: str | None = None  # which log has become shorter
-        self._only = only
+        saver = Saver(snapshots, personal, snapshot_seconds, fork=fork)
+        super().__init__(log, writer, snapshots, personal, saver, only=only, hold=hold)
+        self.publisher = publisher
         self._shown: set[str] = set()  # loops that rankers can see, also while they stand still
         self._names: list[str] | None = None
         self.erasures, self.prunings = Erasures(), Prunings()
-        self.weight_histories = WeightHistories()
 
     # start
 
     def open(self) -> None:
-        """Bring all loops to the end of the log, from the snapshot where that is good, and show them."""
-        heads = self.log.heads()
+        """Bring all loops to the end of the log, from the snapshot if it is valid, and show them."""
         try:
             self.snapshots.claim()
             saved = {loop.metadata.name: loop for loop in self.snapshots.loops()}
@@ -80,9 +67,9 @@ class Learner(FollowedLoops):
             self.snapshots.discard()
             self.snapshots.claim()
             saved = {}
-        for name in heads:
-            if self._follows(name):
-                self.open_loop(name, heads[name], saved.get(name))
+        for name in self.log.heads():
+            if self.follows(name):
+                self.open_loop(name, saved.get(name))
         try:
             self._catch_up()
         except StoreUnavailable as error:  # what was learned so far is worth showing
@@ -91,7 +78,7 @@ class Learner(FollowedLoops):
         self.publisher.show()
 
     def _catch_up(self) -> None:
-        """Learn all that is logged; where that takes long, say how far it is."""
+        """Learn all logged records; log the progress if that takes long."""
         due = time.monotonic() + TELL_SECONDS
         while self.step_log():
             if time.monotonic() > due:
@@ -102,16 +89,17 @@ class Learner(FollowedLoops):
     # one turn
 
     def step(self, *, urgent: bool = True) -> bool:
-        """Learn what is new, publish, and see to what is due; return whether there is more to learn at once.
+        """Learn new records, publish, and do pending work; return whether there is more to learn at once.
 
-        Unless it is ``urgent``, what was learned is published once a loop's ``update_interval`` is over.
+        Unless ``urgent``, models are published once a loop's ``update_interval`` is over.
         """
         more = False
         try:
             more = self.step_log()
             self._tick()
             self.erasures.step(self)
-            self.prunings.step(self)
+            if not self.erasures.is_cleaning:
+                self.prunings.step(self)
             self.trouble = None
         except StoreUnavailable as error:
             self._note(error)
@@ -122,52 +110,6 @@ class Learner(FollowedLoops):
             self.saver.save_if_due(self.loops)
         return more
 
-    def step_log(self) -> bool:
-        """Take at most one batch of each loop; return whether there may be more."""
-        self.beat()
-        self._make_room()
-        more, lag, heads = False, 0, self.log.heads()
-        self._check_length(heads)
-        for name, head in heads.items():
-            position = self.positions.get(name, 0)
-            if head.last > position and self._follows(name):
-                entries: list[Entry] = []
-                with self.alone(name):
-                    entries = self.read_batch(name, position)
-                    if entries and self.has_gaps(name, position):
-                        self.relearn(name)
-                    else:
-                        self.take_or_step_back(name, entries)
-                began_again = bool(entries) and self.positions.get(name, 0) < entries[-1].position
-                more |= len(entries) == BATCH or began_again
-                if name in self.loops and name not in self.halted and self.positions[name] < head.last:
-                    lag = max(lag, head.time - self.loops[name].time)
-        self.lag = lag / 1e6
-        return more
-
-    def catch_up(self, state: LoopState) -> bool:
-        """Read all that the last holder has done, who can do nothing more; return whether the loop is still this."""
-        while self.step_log():
-            pass
-        return self.loops.get(state.metadata.name) is state
-
-    def _check_length(self, heads: dict[str, Head]) -> None:
-        """Learn no more once a log has become shorter: others may take the places of records that were learned."""
-        for name, position in self.positions.items():
-            last = heads[name].last if name in heads else 0
-            if last < position and self._shrunk is None:
-                self._shrunk = f"the log of loop {name!r} ends at {last}, but was learned up to {position}"
-        if self._shrunk is not None:
-            raise StoreUnavailable("damaged", f"{self._shrunk}: records were lost; restart the service")
-
-    def _make_room(self) -> None:
-        """Learn nothing without room to publish it: an error in the middle would leave models half learned."""
-        try:
-            self.publisher.memory.make_room(ROOM_BYTES)
-        except OSError as error:
-            where = self.publisher.memory.path.parent
-            raise StoreUnavailable("full", f"there is no room for models in {where}: {error}") from error
-
     def drop(self, name: str) -> LoopState | None:
         state = super().drop(name)
         self._shown.discard(name)
@@ -175,18 +117,8 @@ class Learner(FollowedLoops):
             self.publisher.drop(name, state.metadata.id)
         return state
 
-    def _follows(self, name: str) -> bool:
-        return self._only is None or name in self._only
-
-    def epoch_to_end(self, name: str) -> int | None:
-        """Return the epoch in which this machine ends wait times and erasures of a loop, None if it does not.
-
-        A loop that stands still could not learn of it.
-        """
-        return None if name in self.halted else self.hold(name)
-
     def _tick(self) -> None:
-        """Log that time has passed where a wait time is over and no other record says so."""
+        """Log a tick if a wait time is over and no other record shows that this time has passed."""
         now = self.log.now()
         groups: list[Group] = []
         for name, state in self.loops.items():
@@ -209,19 +141,16 @@ class Learner(FollowedLoops):
 
     # what others see
 
-    def publish_again(self) -> None:
-        """Let the next ``publish`` publish all loops."""
-        for state in self.loops.values():
-            state.published = None
-
     def publish(self, *, urgent: bool = True) -> None:
         """Publish the loops that have changed."""
         waiting_bytes = sum(state.waiting_bytes for state in self.loops.values())
         for name, state in self.loops.items():
             if is_due(state, urgent=urgent):
                 with self.alone(name):
-                    self.weight_histories.note(state)
+                    began = time.monotonic()
+                    note_weights(state)
                     publish_loop(self.publisher, state, self.erasures.cleaned, waiting_bytes)
+                    state.publish_seconds = time.monotonic() - began
                     self._shown.add(name)
         names = sorted({*self.loops, *(self.halted.keys() & self._shown)})
         if names != self._names:
@@ -250,7 +179,7 @@ class Learner(FollowedLoops):
 
 
 def replay(log: Log, folder: Path) -> dict[str, str]:
-    """Return the digest of each loop's models, learned anew from the log; ``folder`` is for what that takes."""
+    """Return the digest of each loop's models, learned anew from the log; ``folder`` is for temporary files."""
     with relearned(log, folder) as learner:
         return {name: learner.digest(name) for name in learner.loops}
 
@@ -262,13 +191,13 @@ def relearned(log: Log, folder: Path) -> Iterator[Learner]:
     publisher = Publisher(folder, time.monotonic_ns())
     learner = Learner(log, DirectWriter(log), snapshots, publisher, snapshot_seconds=1e9, hold=lambda loop: None)
     try:
-        for name, head in log.heads().items():
-            learner.open_loop(name, head, None)
+        for name in log.heads():
+            learner.open_loop(name, None)
         while learner.step_log():
             pass
         yield learner
     finally:
         snapshots.close()
         publisher.close()
-        for suffix in ("", "-wal", "-shm"):
-            Path(f"{snapshots.path}{suffix}").unlink(missing_ok=True)
+        for file in with_companions(snapshots.path):
+            file.unlink(missing_ok=True)

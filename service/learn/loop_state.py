@@ -1,6 +1,6 @@
 """One loop as a pure function of its log: records in order go in, models, statistics and pending events come out.
 
-No clock, no I/O, no threads, no randomness. Whatever is due at a record's time is settled before the record itself.
+No clock, no I/O, no threads, no randomness. All events due at a record's time are settled before the record itself.
 Events that settle are gathered and learned from together, by one compiled call for each batch of records.
 """
 
@@ -15,6 +15,8 @@ from typing import NamedTuple
 import msgspec
 
 from service.learn.join import Decided, DelayedExamples, Join, Rules, Settled
+from service.learn.weight_history import WeightHistory
+from service.log.protocol import Pruning
 from service.log.records import (
     ACTIONS,
     ACTIVATE,
@@ -34,9 +36,9 @@ from service.log.records import (
     read_decision,
     read_reward,
 )
-from service.models.loop_metadata import CatalogueAction, LoopMetadata, Pruned
+from service.models.loop_metadata import CatalogueAction, LoopMetadata
 from service.models.personal import PersonalModels
-from service.models.protocol import LearnedEvent, ModelKind, SharedModel
+from service.models.protocol import LearnedEvent, LearnerModel, ModelKind
 from service.models.table import model_kind
 from service.settings import Settings
 
@@ -44,6 +46,8 @@ REMEMBERED_ERASURES = 100
 REJOINED = 20_000  # records, at most, that are read again only to tell late rewards of finished events from early ones
 SPARE_SETTINGS = 100  # before the oldest that is needed: rankers decide under settings that are not quite the newest
 EXAMPLE_TICK = 1_000_000  # microseconds that a delayed example may be late where no record comes
+
+read_settings_body = msgspec.json.Decoder(Settings).decode
 
 
 class LastPublished(NamedTuple):
@@ -55,27 +59,29 @@ class LastPublished(NamedTuple):
 
 
 class LoopState:
-    """A loop, learning. Its metadata say where it is; ``take`` moves it on.
+    """A loop while it learns. Its metadata have its position; ``take`` advances it.
 
-    In front of ``learn_from`` records are joined but not learned from: the models have learned from them already.
+    Records before ``learn_from`` are joined but not learned: the models have learned them already.
     """
 
-    def __init__(self, metadata: LoopMetadata, shared: SharedModel, personal: PersonalModels) -> None:
+    def __init__(self, metadata: LoopMetadata, shared: LearnerModel, personal: PersonalModels) -> None:
         self.metadata, self.shared, self.personal, self.join = metadata, shared, personal, Join()
         self.delayed = DelayedExamples()
         self.position = metadata.created_at
         self.time = 0  # of the last record
-        self.record_checksum = 0  # of the last record: tells it from others at its position
+        self.record_checksum = 0  # of the last record: distinguishes it from others there
         self.learn_from = 0
         self.pruned_to = metadata.pruned.cut  # decisions up to there are being deleted: some may still be read
         self.clients_changed = True
         self.published: LastPublished | None = None
+        self.publish_seconds = 0.0  # that the last publication took
+        self.weight_history: WeightHistory | None = None  # from the first request of a device on
         self.unpublished_actions: set[str] | None = None  # of the catalogue; None: all
-        self.unsaved_actions: set[str] = set()  # that the snapshot does not have as they are
+        self.unsaved_actions: set[str] = set()  # changed since the snapshot
         self.forgotten: list[str] = []  # users that the snapshot may still have
         self.missed_erasure = False  # an erasure was complete before its beginning was read
-        self.careful = False  # learn from one event at a time, to find the one that cannot be learned from
-        self._ignored: dict[str, set[str]] = {}  # events of users that are being erased
+        self.careful = False  # learn one event at a time, to find the one that cannot be learned
+        self._ignored: dict[str, set[str]] = {user: set() for user in metadata.erasing}  # whose events are ignored
         self._settled: list[Settled] = []  # not counted and learned from yet
         self._rules: dict[int, Rules] = {}
 
@@ -84,7 +90,7 @@ class LoopState:
         return model_kind(self.metadata.settings)
 
     def take(self, entries: Sequence[Entry]) -> None:
-        """Move on by records that follow each other."""
+        """Process records that follow each other."""
         join, position, version = self.join, self.position, self.metadata.version
         for entry in entries:
             _, position, time, kind, event, _, example, _ = entry
@@ -105,25 +111,22 @@ class LoopState:
         self.learn()
         if self.metadata.version != version:
             self._check_finite()
-        self._count_listed()
+        late, unmatched = self.join.take_counts()
+        if self.position >= self.learn_from:
+            self.metadata.statistics.late_rewards += late
+            self.metadata.statistics.unmatched_rewards += unmatched
         if entries:
             self.record_checksum = record_checksum(entries[-1])
 
     def begin_at(self, position: int, time: int) -> None:
-        """Go on from a position whose models are in place, and forget what was due by then: it is in them."""
+        """Continue from a position with its models in place; forget events due by then, which the models include."""
         self.position, self.time = position, time
         self._pass_time(time)
         self._settled.clear()
         self.join.take_counts()
 
-    def _count_listed(self) -> None:
-        late, unmatched = self.join.take_counts()
-        if self.position >= self.learn_from:
-            self.metadata.statistics.late_rewards += late
-            self.metadata.statistics.unmatched_rewards += unmatched
-
     def learn(self) -> None:
-        """Learn from all that has settled."""
+        """Learn from all settled events."""
         events, self._settled = self._settled, []
         start = 0
         for k in range(1, len(events) + 1):  # runs of events that were decided under the same settings
@@ -161,7 +164,7 @@ class LoopState:
             self._settle(settled, entry.position)
 
     def _pass_time(self, time: int) -> None:
-        """Settle and learn what is due."""
+        """Settle and learn the events that are due."""
         for settled in self.join.expire(time):
             self._settle(settled, self.position)
         for example in self.delayed.due(time):
@@ -172,9 +175,9 @@ class LoopState:
                 self._settled.append(settled)
 
     def next_deadline(self) -> int | None:
-        """Return by when the log must say that time has passed, None if nothing is to come."""
+        """Return by when the log must show that time has passed, None if nothing is pending."""
         deadline, example = self.join.next_deadline(), self.delayed.next_time()
-        if example is not None:  # other records may say so first
+        if example is not None:  # other records may show it first
             example += EXAMPLE_TICK
         return min([time for time in (deadline, example) if time is not None], default=None)
 
@@ -184,11 +187,11 @@ class LoopState:
 
     @property
     def waiting_bytes(self) -> int:
-        """About how many bytes of memory the events take that wait for a reward, or to be learned from."""
+        """Approximate memory in bytes of the events that wait for a reward or to be learned."""
         return self.join.n_bytes + self.delayed.n_bytes
 
     def pending_from(self) -> int:
-        """Return the position from which a restart reads the log again: events wait, or their late rewards may come."""
+        """Return the position from which a restart reads the log again, for pending events and late rewards."""
         oldest, first = self.oldest_needed(), max(self.metadata.created_at + 1, self.position - REJOINED)
         return first if oldest is None else min(oldest, first)
 
@@ -270,7 +273,7 @@ class LoopState:
             self._rules = {at: rules for at, rules in self._rules.items() if at in metadata.history}
 
     def _needed_settings(self) -> dict[int, Settings]:
-        """Return the settings that events may have been decided under that wait, or that a restart reads again."""
+        """Return the settings of pending events, and of events that a restart reads again."""
         history, first = self.metadata.history, self.pending_from()
         n_older = sum(at <= first for at in history)  # the newest of these was in force there
         return dict(sorted(history.items())[max(n_older - 1 - SPARE_SETTINGS, 0) :])
@@ -309,7 +312,7 @@ class LoopState:
             self.clients_changed = True
 
     def _take_erase(self, entry: Entry) -> None:
-        """Forget a user, and what comes of the user until the erasure is complete."""
+        """Forget a user, and ignore the user's records until the erasure is complete."""
         if entry.user is None:
             self._take_prune(entry)
             return
@@ -325,19 +328,19 @@ class LoopState:
                 self.metadata.version = entry.position  # so that the snapshot's copy is written anew
 
     def _take_prune(self, entry: Entry) -> None:
-        """Forget old events, or that somebody asks to remove them."""
+        """Forget old events, or the request to remove them."""
         body, metadata = decode_erase(entry.body), self.metadata
         if not body.cut:
             metadata.to_prune = {**metadata.to_prune, body.token: body.before}
             return
         metadata.to_prune = {token: before for token, before in metadata.to_prune.items() if token != body.token}
         if entry.position > metadata.pruned.begun:
-            metadata.pruned = Pruned(body.cut, entry.position, body.before, body.token)
+            metadata.pruned = Pruning(body.cut, entry.position, before=body.before, token=body.token)
         self.pruned_to = max(self.pruned_to, body.cut)
         self.join.forget_old(body.cut, body.before)
 
     def forget_models(self, user: str) -> None:
-        """Leave nothing of a user but what the shared model learned."""
+        """Forget a user, except for what the shared model learned."""
         metadata = self.metadata
         self.personal.remove(metadata.id, [user])
         number = metadata.clients.numbers.get(user)
@@ -358,9 +361,9 @@ class LoopState:
             events = self._ignored.pop(user, set()) | self.join.events_of(user)
             self.join.forget(events)
             self.delayed.forget(events)
-            self.personal.remove(self.metadata.id, [user])  # and whatever a snapshot says of the erasure
+            self.personal.remove(self.metadata.id, [user])  # whatever the snapshot has of the erasure
             self.metadata.erasing = {name: token for name, token in self.metadata.erasing.items() if name != user}
-            self.forgotten.append(user)  # the snapshot may name whom it was told to forget
+            self.forgotten.append(user)  # the snapshot may still name this user
         self.metadata.base = max(self.metadata.base, body.base)
         if body.cut:
             if body.begun == self.metadata.pruned.begun:
@@ -371,11 +374,6 @@ class LoopState:
 
     def _is_ignored(self, event: str) -> bool:
         return bool(self._ignored) and any(event in events for events in self._ignored.values())
-
-    def resume_erasures(self) -> None:
-        """Go on ignoring users whose erasure is not complete, after a restart."""
-        for user in self.metadata.erasing:
-            self._ignored.setdefault(user, set())
 
 
 _CHANGES: dict[str, Callable[[LoopState, Entry], None]] = {
@@ -392,7 +390,7 @@ _CHANGES: dict[str, Callable[[LoopState, Entry], None]] = {
 
 
 def bare_settings(settings: Settings) -> Settings:
-    """Return settings without what no event is learned by."""
+    """Return settings without those that do not affect learning."""
     return msgspec.structs.replace(settings, annotations={})
 
 
@@ -412,14 +410,9 @@ def new_loop(entry: Entry, personal: PersonalModels) -> LoopState:
 
 
 def record_checksum(entry: Entry) -> int:
-    """Return what tells a record from others at its position."""
+    """Return a checksum that distinguishes a record from others at its position."""
     named = f"{entry.loop} {entry.position} {entry.time} {entry.kind} {entry.event} {entry.user}"
     return zlib.crc32(named.encode("utf-8", "surrogatepass"))
-
-
-def read_settings_body(body: bytes) -> Settings:
-    """Return logged settings."""
-    return msgspec.json.decode(body, type=Settings)
 
 
 def rules_of(settings: Settings) -> Rules:
@@ -432,7 +425,7 @@ def rules_of(settings: Settings) -> Rules:
     return rules._replace(formula=settings.formula, windows=windows, reward_range=settings.reward_range)
 
 
-def digest(shared: SharedModel, personal: Iterable[tuple[str, bytes]]) -> str:
+def digest(shared: LearnerModel, personal: Iterable[tuple[str, bytes]]) -> str:
     """Return the architecture and the SHA-256 of a loop's models; the personal ones by rising user (UTF-8).
 
     The same log gives other bits on another architecture, whose multiply-and-add rounds otherwise.

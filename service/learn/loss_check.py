@@ -1,8 +1,8 @@
-"""Finds out before a start whether records are missing at the end of a log.
+"""Checks before a start whether records are missing at the end of a log.
 
-A lost write-ahead log or database file opens as a shorter or an empty log, in which nothing is wrong by itself, and so
-does a database that was restored from an older backup. But this machine's snapshot names the positions up to which it
-has learned, and the last record there.
+A lost write-ahead log or database file opens as a shorter or empty log that looks valid, and so does a database
+restored from an older backup. But this machine's snapshot names the positions up to which it has learned, and the
+last record there.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from pathlib import Path
 
 import msgspec
 
+from service.learn.follower import GONE, entry_at
 from service.learn.loop_state import record_checksum
 from service.learn.snapshots import FORMAT, SavedLoop
 from service.log.files import with_companions
 from service.log.opening import Store, open_log
-from service.log.protocol import Log, StoreUnavailable
-from service.log.records import DamagedRecord
+from service.log.protocol import StoreUnavailable
 from service.log.sqlite_wal import wal_damage
 
 ADVICE = "restore a newer backup (fedres log restore, pg_restore), or start with --accept-loss to go on without"
 
 
 def check_losses(store: Store, *, accept: bool = False) -> list[str]:
-    """Refuse to start where records are missing; with ``accept``, return what is lost, and keep a copy of the rest."""
+    """Refuse to start if records are missing; with ``accept``, report the loss and keep a copy of the rest."""
     losses = lost_records(store) if store.is_sqlite else _lost_in_log(store)
     if losses and not accept:
         raise StoreUnavailable("damaged", f"{'; '.join(losses)}: {ADVICE}")
     if losses:
-        _keep_aside(store.path)
+        _keep_rest(store.path)
     return losses
 
 
 def lost_records(store: Store) -> list[str]:
-    """Return what shows that records are missing in a SQLite file, before it is opened."""
+    """Return the evidence that a SQLite file lost records, before it is opened."""
     damage = wal_damage(store.path)
     losses = [f"{store.path}-wal is damaged: {damage}"] if damage is not None and damage.certain else []
     saved = {name: loop.position for name, loop in _saved_loops(store.beside("-models")).items()}
@@ -57,7 +57,7 @@ def lost_records(store: Store) -> list[str]:
 
 
 def _lost_in_log(store: Store) -> list[str]:
-    """Return what shows that a log lost records, whether or not others have taken their positions since."""
+    """Return the evidence that a log lost records, whether or not others have taken their positions since."""
     saved, losses = _saved_loops(store.beside("-models")), []
     if not saved:
         return []
@@ -67,7 +67,8 @@ def _lost_in_log(store: Store) -> list[str]:
             last = heads[name].last if name in heads else 0
             if last < loop.position:
                 losses.append(_ends_early(name, last, loop.position))
-            elif not _has_record(log, name, loop):
+            at = entry_at(log, name, loop.position)  # gone where it was erased, or is damaged: it may have been the one
+            if at.kind != GONE and record_checksum(at) != loop.record:
                 losses.append(f"record {loop.position} of loop {name!r} is not the one that its snapshot has learned")
     return losses
 
@@ -76,19 +77,8 @@ def _ends_early(loop: str, last: int, position: int) -> str:
     return f"the log of loop {loop!r} ends at {last}, but its snapshot has learned up to {position}"
 
 
-def _has_record(log: Log, name: str, saved: SavedLoop) -> bool:
-    """Return whether the log has the record that a snapshot ends with; one that was erased or is damaged may be it."""
-    try:
-        at = [
-            entry for entry in log.read(name, saved.position - 1, 1, bodies=False) if entry.position == saved.position
-        ]
-    except DamagedRecord:
-        return True
-    return not at or record_checksum(at[0]) == saved.record
-
-
 def _saved_loops(path: Path) -> dict[str, SavedLoop]:
-    """Return loops as the snapshot has them; a damaged one proves nothing."""
+    """Return the loops in the snapshot; a damaged snapshot proves nothing."""
     if not path.exists():
         return {}
     with contextlib.suppress(sqlite3.Error, msgspec.MsgspecError, ValueError), _reading(path) as db:
@@ -102,15 +92,15 @@ def _saved_loops(path: Path) -> dict[str, SavedLoop]:
 def _last_positions(path: Path) -> Mapping[str, int] | None:
     with contextlib.suppress(sqlite3.Error, ValueError), _reading(path) as db:
         return dict(db.execute("SELECT loop, last FROM head").fetchall())
-    return None  # no log of ours; opening it says what is wrong
+    return None  # not our log; opening it reports the error
 
 
 def _reading(path: Path) -> contextlib.closing[sqlite3.Connection]:
     return contextlib.closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=5.0))
 
 
-def _keep_aside(path: Path) -> None:
-    """Copy a write-ahead log that cannot be read to its end, and remove the snapshot, which is of another log now."""
+def _keep_rest(path: Path) -> None:
+    """Copy a write-ahead log that cannot be read to its end; remove the snapshot, which no longer fits the log."""
     wal = path.with_name(path.name + "-wal")
     if wal.exists() and wal.stat().st_size:
         copy = wal.with_name(f"{wal.name}.lost-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}")

@@ -2,62 +2,57 @@
 
 1. One machine, the holder, logs up to which position events are to go (``erase`` without a user). No event of which it
    waits for a reward is among them. Every learner forgets them there, so that their ids are new from that record on.
-2. The holder logs the models as they are, as after an erasure, and that they are there (``erased`` with a cut).
-3. Its log writer deletes the old events, a few hundred records at a time. A restart goes on with that.
+2. The holder logs the current models, as after an erasure, and then ``erased`` with a cut.
+3. Its log writer deletes the old events, a few hundred records at a time. A restart continues this.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING
 
 from service.learn.erasures import log_base
-from service.log.direct import is_pruned
-from service.log.protocol import Log, Pruning
+from service.learn.follower import Follower
+from service.learn.loop_state import LoopState
+from service.log.protocol import Log
 from service.log.records import ERASE, ERASED, EraseBody, ErasedBody, Record, encode
+from service.log.writer import is_pruned
 from service.times import DAY
-
-if TYPE_CHECKING:
-    from service.learn.learner import Learner
-    from service.learn.loop_state import LoopState
 
 RETRY_SECONDS = 5.0
 SHARE = 10  # events are removed when they are older than the retention by this part of it, and a day at most
 
 
 class Prunings:
-    """What is under way on this machine. ``step`` does a little of it."""
+    """The prunings under way on this machine. ``step`` does a small part of the work."""
 
     def __init__(self) -> None:
-        self._after: dict[str, tuple[int, int | None]] = {}  # by loop: which pruning, and how far it is, None if done
+        self._after: dict[str, tuple[int, int | None]] = {}  # by loop: the pruning and its progress, None if done
         self._looked: dict[str, int] = {}  # when old events were last looked for
-        self._retry: dict[str, float] = {}  # when to ask again whether this machine is a loop's holder
+        self._retry: dict[str, float] = {}  # when to check again whether this machine is a loop's holder
         self.busy = False  # whether this machine deletes records
 
-    def step(self, learner: Learner) -> None:
-        if learner.erasures.is_cleaning:
-            return
+    def step(self, follower: Follower) -> None:
         self.busy = False
-        for name, state in list(learner.loops.items()):
+        for name, state in list(follower.loops.items()):
             if time.monotonic() < self._retry.get(name, 0.0):
                 continue
-            if self._is_under_way(state) or state.metadata.to_prune or self._is_due(learner, state):
-                epoch = learner.epoch_to_end(name)
+            if self._is_under_way(state) or state.metadata.to_prune or self._is_due(follower, state):
+                epoch = follower.epoch_to_end(name)
                 if epoch is None:
                     self._retry[name] = time.monotonic() + RETRY_SECONDS
-                elif learner.catch_up(state):
-                    with learner.alone(name):
-                        self._go_on(learner, state, epoch)
+                elif follower.catch_up(state):
+                    with follower.alone(name):
+                        self._go_on(follower, state, epoch)
 
     def _is_under_way(self, state: LoopState) -> bool:
-        """Return whether a pruning is not done, as far as is known here."""
+        """Return whether a pruning may still be unfinished."""
         begun = state.metadata.pruned.begun
         return begun > 0 and self._after.get(state.metadata.name) != (begun, None)
 
-    def _is_due(self, learner: Learner, state: LoopState) -> bool:
-        """Return whether there may be events that are too old, once in a while."""
-        metadata, now = state.metadata, learner.log.now()
+    def _is_due(self, follower: Follower, state: LoopState) -> bool:
+        """Return, at intervals, whether there may be events that are too old."""
+        metadata, now = state.metadata, follower.log.now()
         if metadata.settings.retention is None:
             return False
         retention = round(metadata.settings.retention * 1e6)
@@ -67,28 +62,27 @@ class Prunings:
         self._looked[metadata.name] = now
         return True
 
-    def _go_on(self, learner: Learner, state: LoopState, epoch: int) -> None:
+    def _go_on(self, follower: Follower, state: LoopState, epoch: int) -> None:
         metadata = state.metadata
         if metadata.pruned.begun and not metadata.pruned.done:
-            _complete(learner, state, epoch)
+            _complete(follower, state, epoch)
         elif self._is_under_way(state):
-            self._delete_some(learner, state, epoch)
+            self._delete_some(follower, state, epoch)
         elif metadata.to_prune:
             token, before = next(iter(metadata.to_prune.items()))
-            _begin(learner, state, before, token, epoch)
+            _begin(follower, state, before, token, epoch)
         elif metadata.settings.retention is not None:
-            before = learner.log.now() - round(metadata.settings.retention * 1e6)
-            if old_events(learner.log, state, before) > metadata.pruned.cut:
-                _begin(learner, state, before, os.urandom(8).hex(), epoch)
+            before = follower.log.now() - round(metadata.settings.retention * 1e6)
+            if old_events(follower.log, state, before) > metadata.pruned.cut:
+                _begin(follower, state, before, os.urandom(8).hex(), epoch)
 
-    def _delete_some(self, learner: Learner, state: LoopState, epoch: int) -> None:
-        name, pruned = state.metadata.name, state.metadata.pruned
-        old = Pruning(pruned.cut, pruned.begun, pruned.done)
+    def _delete_some(self, follower: Follower, state: LoopState, epoch: int) -> None:
+        name, old = state.metadata.name, state.metadata.pruned
         begun, after = self._after.get(name, (0, 0))
         if begun != old.begun:
-            after = None if is_pruned(learner.log, name, old.begun) else 0
+            after = None if is_pruned(follower.log, name, old.begun) else 0
         if after is not None:
-            after, self.busy = learner.writer.prune(name, old, after, epoch), True
+            after, self.busy = follower.writer.prune(name, old, after, epoch), True
         self._after[name] = (old.begun, after)
 
 
@@ -100,20 +94,20 @@ def old_events(log: Log, state: LoopState, before: int) -> int:
     return max(min(last_before(log, metadata.name, before, least), unneeded), least)
 
 
-def _begin(learner: Learner, state: LoopState, before: int, token: str, epoch: int) -> None:
-    cut = old_events(learner.log, state, before)
+def _begin(follower: Follower, state: LoopState, before: int, token: str, epoch: int) -> None:
+    cut = old_events(follower.log, state, before)
     body = encode(EraseBody(token, max(before, state.metadata.pruned.before), cut))
-    learner.writer.append([[Record(state.metadata.name, ERASE, body=body)]], {state.metadata.name: epoch})
-    learner.catch_up(state)
+    follower.writer.append([[Record(state.metadata.name, ERASE, body=body)]], {state.metadata.name: epoch})
+    follower.catch_up(state)
 
 
-def _complete(learner: Learner, state: LoopState, epoch: int) -> None:
-    learner.saver.flush(learner.loops)  # all models are in the snapshot after this
-    log_base(learner, state, epoch)
+def _complete(follower: Follower, state: LoopState, epoch: int) -> None:
+    follower.saver.flush(follower.loops)  # all models are in the snapshot after this
+    log_base(follower, state, epoch)
     name, old = state.metadata.name, state.metadata.pruned
     body = ErasedBody(0, state.position, old.token, cut=old.cut, begun=old.begun, before=old.before)
-    learner.writer.append([[Record(name, ERASED, body=encode(body))]], {name: epoch})
-    learner.catch_up(state)
+    follower.writer.append([[Record(name, ERASED, body=encode(body))]], {name: epoch})
+    follower.catch_up(state)
 
 
 def last_before(log: Log, loop: str, moment: int, low: int) -> int:

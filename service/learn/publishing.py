@@ -1,16 +1,17 @@
-"""What the learner publishes of a loop, and what it notes for devices that fetch only what has changed."""
+"""Publishing of loops by the learner, and the history of weights for devices that fetch only changes."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Collection
 
-import numpy as np
-
-from fedres.checks import Array
 from service.learn.loop_state import LastPublished, LoopState
+from service.learn.weight_history import WeightHistory
 from service.models.loop_metadata import LoopView
 from service.models.published import Publisher
+
+SHARE = 0.05  # of the time that publishing a loop takes
+MOST_SECONDS = 0.5  # that this makes models wait
 
 
 def publish_loop(publisher: Publisher, state: LoopState, cleaned: Collection[str], all_waiting_bytes: int) -> None:
@@ -53,61 +54,34 @@ def publish_loop(publisher: Publisher, state: LoopState, cleaned: Collection[str
 
 
 def is_due(state: LoopState, *, urgent: bool) -> bool:
-    """Return whether a loop is to be published; what was learned may wait, unless it is ``urgent``, other changes not.
+    """Return whether a loop is to be published; new weights may wait unless ``urgent``, other changes not.
 
-    It counts as published from here on: if that fails, the loop stands still.
+    Large models are published less often. The loop counts as published from here on: if that fails, it is halted.
     """
     metadata, now = state.metadata, time.monotonic()
     changes = metadata.settings_version, metadata.catalogue_version, len(metadata.erased), metadata.clients.joined
     before = state.published
     if before is not None:
-        is_waiting = now - before.time < metadata.settings.update_interval and not urgent
+        interval = max(metadata.settings.update_interval, min(state.publish_seconds / SHARE, MOST_SECONDS))
+        is_waiting = now - before.time < interval and not urgent
         if state.position == before.position or (is_waiting and changes == before.changes):
             return False
     state.published = LastPublished(state.position, changes, now)
     return True
 
 
-class WeightHistory:
-    """The weights of a version, and when each of them changed, for versions from ``start`` on."""
-
-    def __init__(self, version: int, weights: Array) -> None:
-        self.start = self.version = version
-        self.weights: Array = weights.copy()
-        self._changed_at: Array = np.zeros(weights.size, dtype=np.int64)
-
-    def add(self, version: int, weights: Array) -> None:
-        """Note in which weights a version differs, in whatever bit, from the one before."""
-        self._changed_at[self.weights.view(np.uint32) != weights.view(np.uint32)] = version
-        self.version, self.weights = version, weights.copy()
-
-    def since(self, version: int) -> Array:
-        """Return the indices of the weights that changed after a version."""
-        return np.flatnonzero(self._changed_at > version)
-
-
-class WeightHistories:
-    """The histories of loops whose devices fetch only what has changed."""
-
-    def __init__(self) -> None:
-        self._loops: dict[str, WeightHistory] = {}
-
-    def note(self, state: LoopState) -> None:
-        """Note which weights of a loop changed, if devices have asked before."""
-        metadata, weights = state.metadata, state.shared.weights
-        history = self._loops.get(metadata.name)
-        if history is None or history.version == metadata.version or weights is None:
-            return
-        if history.weights.size == weights.size and history.version >= metadata.created_at:
-            history.add(metadata.version, weights)
+def note_weights(state: LoopState) -> None:
+    """Note which weights of a loop changed, if a device has requested its model before."""
+    history, version, weights = state.weight_history, state.metadata.version, state.shared.weights
+    if history is not None and weights is not None and history.version != version:
+        if history.weights.size == weights.size:
+            history.add(version, weights)
         else:
-            self._loops[metadata.name] = WeightHistory(metadata.version, weights)
+            state.weight_history = WeightHistory(version, weights)
 
-    def of_loop(self, state: LoopState) -> WeightHistory | None:
-        """Return the history of a loop's weights, which begins with the first call."""
-        name, weights = state.metadata.name, state.shared.weights
-        if weights is None:
-            return None
-        if name not in self._loops:
-            self._loops[name] = WeightHistory(state.metadata.version, weights)
-        return self._loops[name]
+
+def weight_history(state: LoopState) -> WeightHistory | None:
+    """Return the history of a loop's weights, which begins with the first call."""
+    if state.weight_history is None and state.shared.weights is not None:
+        state.weight_history = WeightHistory(state.metadata.version, state.shared.weights)
+    return state.weight_history

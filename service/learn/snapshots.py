@@ -1,7 +1,7 @@
-"""Snapshots of what was learned, in a SQLite file beside the log: a restart learns only from what came after.
+"""Snapshots of all models, in a SQLite file beside the log: a restart learns only the records after them.
 
-Never the truth: what is damaged or does not belong to the log raises ``DamagedSnapshot``, is thrown away and learned
-again. Every row has a checksum over its key too. Pending events are not in it: they are read from the log again.
+The log is authoritative: a snapshot that is damaged or of another log raises ``DamagedSnapshot``, is discarded and
+learned again. Row checksums cover the keys too. Pending events are not in it: they are read from the log again.
 ``Snapshots`` is the file; ``Saver`` writes it without stopping, by a forked child while its parent goes on learning.
 """
 
@@ -22,6 +22,7 @@ import msgspec
 
 from service.learn.join import UncountedReward
 from service.learn.loop_state import LoopState
+from service.log.files import with_companions
 from service.log.protocol import StoreUnavailable
 from service.log.sqlite_gaps import dirty_pages, overwrite
 from service.models.loop_metadata import CatalogueAction, LoopMetadata
@@ -57,7 +58,7 @@ log = logging.getLogger(__name__)
 
 
 class DamagedSnapshot(Exception):  # noqa: N818
-    """The file is not what was written, or not of this log."""
+    """The file is damaged or belongs to another log."""
 
 
 class SavedLoop(msgspec.Struct):
@@ -79,7 +80,7 @@ ActionRows = dict[str, CatalogueAction | None]  # by id; None: it was retired
 
 @dataclass
 class Changes:
-    """All that is not in the file yet: copies, so that learning can go on."""
+    """Changes that are not in the file yet: copies, so that learning can continue."""
 
     loops: dict[str, SavedLoop] = field(default_factory=dict)
     shared: dict[str, bytes] = field(default_factory=dict)
@@ -92,16 +93,17 @@ class Changes:
 
 
 class Snapshots:
-    """The file at ``path``, made if it is not there; a damaged one is thrown away unless it must ``exist``."""
+    """The file at ``path``, created if missing; a damaged one is discarded unless it must ``exist``."""
 
     def __init__(self, path: Path, *, exist: bool = False, connection: sqlite3.Connection | None = None) -> None:
         self.path = path
         self.epoch: int | None = None  # of the writer that this is, None for any
         self.was_damaged = False
         self._n_writes = 0
+        self._connection = connection
         try:
-            self._connection: sqlite3.Connection | None = connection or _opened(path)
-        except (sqlite3.DatabaseError, ValueError) as error:  # no text where a message should be is damage too
+            self._connection = connection or _opened(path)
+        except (sqlite3.DatabaseError, ValueError) as error:  # invalid text instead of a message is damage too
             if exist or getattr(error, "sqlite_errorcode", 0) & 0xFF in PASSING:
                 raise
             self.discard()
@@ -114,25 +116,25 @@ class Snapshots:
         return self._connection
 
     def release(self) -> None:
-        """Close the file until it is used again: no process may be forked with a connection of SQLite's.
+        """Close the file until it is used again: no process may fork while it has an open SQLite connection.
 
-        A child that opened the file too would share what SQLite knows of the parent's locks, but not the locks.
+        A child that opened the file too would share SQLite's list of the parent's locks, but not the locks.
         """
         if self._connection is not None:
             self._connection.close()
             self._connection = None
 
     def discard(self) -> None:
-        """Throw the file away and begin an empty one."""
-        with contextlib.suppress(sqlite3.Error, AttributeError):
+        """Delete the file and begin an empty one."""
+        with contextlib.suppress(sqlite3.Error):
             self.release()
-        for suffix in ("", "-wal", "-shm"):
-            self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
+        for file in with_companions(self.path):
+            file.unlink(missing_ok=True)
         self._connection = _opened(self.path)
         self.was_damaged = False
 
     def loops(self, check: str = "quick_check(1)") -> list[SavedLoop]:
-        """Return the loops as they were saved, after a look at the file as a whole."""
+        """Return the saved loops, after a check of the whole file."""
         if self.was_damaged:
             raise DamagedSnapshot("the file was none of this version's snapshots")
         with _damage():
@@ -178,19 +180,21 @@ class Snapshots:
             return [user for (user,) in self._db.execute("SELECT user FROM personal WHERE loop = ?", (loop,))]
 
     def claim(self) -> None:
-        """Be the one who writes from here on: a learner that was killed may have left a child that still would."""
+        """Become the only writer: a learner that was killed may have left a child that would still write."""
         epoch = int.from_bytes(os.urandom(7), "little")
         with _damage():
             self._db.execute("UPDATE writer SET epoch = ?", (epoch,))
         self.epoch = epoch
 
     def write(self, changes: Changes, *, scrub: bool = False) -> None:
-        """Put all changes in, in one transaction; afterwards nothing is left of what was erased."""
+        """Write all changes in one transaction; erased data are gone afterwards."""
         db = self._db
         self._n_writes += 1
         db.execute("BEGIN IMMEDIATE")
         try:
-            self._check_epoch()
+            [(epoch,)] = db.execute("SELECT epoch FROM writer")
+            if self.epoch not in (None, epoch):
+                raise sqlite3.OperationalError("another learner has taken over")
             _write(db, changes)
             db.execute("COMMIT")
         except BaseException:
@@ -203,15 +207,11 @@ class Snapshots:
                 raise sqlite3.OperationalError("a reader holds pages of what was erased")
 
     def scrub(self) -> Iterator[None]:
-        """Overwrite what deleted rows left in unused parts of pages, step by step; nothing is written meanwhile."""
+        """Overwrite leftovers of deleted rows in unused parts of pages, step by step; nothing is written meanwhile."""
         [(blocked, _, _)] = self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        begun, pages = self._n_writes, set[int]()
-        file = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+        begun, file = self._n_writes, os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
         try:
-            for n_slices, dirty in enumerate(dirty_pages(file)):
-                if n_slices:
-                    yield
-                pages.update(dirty)
+            pages = yield from dirty_pages(file)
             self.release()
             if blocked or self._n_writes != begun:
                 raise StoreUnavailable("busy", "the snapshot was in use while it was cleaned: clean it again")
@@ -220,13 +220,7 @@ class Snapshots:
             self.release()  # first: to close the file gives up SQLite's locks
             os.close(file)
 
-    def _check_epoch(self) -> None:
-        [(epoch,)] = self._db.execute("SELECT epoch FROM writer")
-        if self.epoch is not None and epoch != self.epoch:
-            raise sqlite3.OperationalError("another learner has taken over")
-
-    def close(self) -> None:
-        self.release()
+    close = release
 
 
 def _opened(path: Path) -> sqlite3.Connection:
@@ -296,9 +290,9 @@ def _damage() -> Iterator[None]:
 
 
 def snapshot_damage(path: Path) -> list[str]:
-    """Return what is damaged in the snapshot at ``path``, which is only read; it may be in use.
+    """Return the damage in the snapshot at ``path``, which is only read and may be in use.
 
-    One of another version's format is not damaged: the service learns it again when it is started.
+    A snapshot in another version's format is not damaged: the service learns it again when it starts.
     """
     damages: list[str] = []
     try:
@@ -328,7 +322,7 @@ def _damages_of(saved: SavedLoop, snapshots: Snapshots) -> Iterator[str]:
 
 
 class Saver:
-    """Knows what the snapshot does not have yet. With ``fork``, others write; ``flush`` always writes at once."""
+    """Tracks the changes since the snapshot. With ``fork``, child processes write; ``flush`` always writes at once."""
 
     def __init__(self, snapshots: Snapshots, personal: PersonalModels, seconds: float, *, fork: bool) -> None:
         self._snapshots, self._personal, self._seconds, self._fork = snapshots, personal, seconds, fork
@@ -346,7 +340,7 @@ class Saver:
         self._has_actions.add(state.metadata.name)
 
     def has(self, loop: str) -> bool:
-        """Return whether the file has a loop, and is to keep it."""
+        """Return whether the file has a loop that it is to keep."""
         return loop in self._saved
 
     def drop(self, loop: str) -> None:
@@ -357,7 +351,7 @@ class Saver:
         self._dropped.append(loop)
 
     def erase(self, loop: str, user: str) -> None:
-        """Leave nothing of a user in the next snapshot."""
+        """Remove a user from the next snapshot."""
         self._erased.append((loop, user))
 
     def finish(self) -> None:
@@ -366,7 +360,7 @@ class Saver:
 
     @property
     def is_unclean(self) -> bool:
-        """Whether the file may have what was erased or deleted."""
+        """Whether the file may hold erased or deleted data."""
         return bool(self._erased or self._dropped)
 
     def save_if_due(self, loops: Mapping[str, LoopState]) -> None:
@@ -374,13 +368,18 @@ class Saver:
         if time.monotonic() < self._due or self._child is not None:
             return
         self._due = time.monotonic() + self._seconds
-        if self._fork:
-            self._start(loops)
-        else:
+        if not self._fork:
             self.flush(loops)
+            return
+        changes = self._gather(loops)
+        self._snapshots.release()
+        pid = os.fork()
+        if pid == 0:
+            _write_and_exit(self._snapshots, changes)
+        self._child = (pid, changes)
 
     def flush(self, loops: Mapping[str, LoopState], *, scrub: bool = False) -> None:
-        """Bring the file up to date; with ``scrub``, leave nothing in it of what it had before."""
+        """Bring the file up to date; with ``scrub``, overwrite all leftovers of deleted rows in it."""
         self._reap(0)
         changes = self._gather(loops)
         try:
@@ -395,14 +394,6 @@ class Saver:
             raise
         self._written(changes)
 
-    def _start(self, loops: Mapping[str, LoopState]) -> None:
-        changes = self._gather(loops)
-        self._snapshots.release()
-        pid = os.fork()
-        if pid == 0:
-            _write_and_exit(self._snapshots, changes)
-        self._child = (pid, changes)
-
     def _reap(self, options: int) -> None:
         if self._child is None:
             return
@@ -414,7 +405,7 @@ class Saver:
                 if status == 0:
                     self._written(changes)
                 else:
-                    if os.WIFSIGNALED(status):  # else the child has said why
+                    if os.WIFSIGNALED(status):  # else the child has logged the reason
                         log.warning(FAILED, f"the process that wrote it ended with signal {os.WTERMSIG(status)}")
                     self._give_back(changes)
 

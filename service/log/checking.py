@@ -1,4 +1,4 @@
-"""What a record must be: one caller's mistake must not fail the batch of others."""
+"""Checks of records before they are stored, so that an invalid record does not fail the batch of others."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ def check_group(group: Group) -> None:
 
 
 def checked(record: Record) -> Record:
-    """Return the record, or refuse what is wrong with it: one caller's mistake must not fail the batch."""
+    """Return the record, or refuse an invalid one: it must not fail the whole batch."""
     loop, kind, event, user, example, body = record
     if not (loop and kind and type(loop) is type(kind) is str and type(body) is bytes):
         _refuse(record)
     if not (type(event) in _TEXT and type(user) in _TEXT and type(example) in _BYTES):
         _refuse(record)
     if (event and "\0" in event) or (user and "\0" in user) or "\0" in loop:
-        _refuse_nul(record)
+        _refuse(record)
     return record
 
 
@@ -33,19 +33,14 @@ def _refuse(record: Record) -> None:
     for name, value in (("loop", record.loop), ("kind", record.kind)):
         if not isinstance(value, str) or not value:
             raise Refused(f"{name} must be a string that is not empty, got {value!r}")
-    for name, text in (("event", record.event), ("user", record.user)):
+    for name, text in (("loop", record.loop), ("event", record.event), ("user", record.user)):
         if text is not None and not isinstance(text, str):
             raise Refused(f"{name} must be a string or None, got {text!r}")
+        if text is not None and "\0" in text:  # PostgreSQL cannot store it, and it ends a text for many tools
+            raise Refused(f"{name} must have no NUL (the character U+0000), got {text!r}")
     if not isinstance(record.body, bytes):
         raise Refused(f"body must be bytes, got {type(record.body).__name__}")
     raise Refused(f"example must be bytes or None, got {type(record.example).__name__}")
-
-
-def _refuse_nul(record: Record) -> None:
-    """Refuse a character that PostgreSQL cannot store and that ends a text for many tools."""
-    for name, value in (("loop", record.loop), ("event", record.event), ("user", record.user)):
-        if value is not None and "\0" in value:
-            raise Refused(f"{name} must have no NUL (the character U+0000), got {value!r}")
 
 
 def duplicate(record: Record, first: int) -> Duplicate:
@@ -54,7 +49,7 @@ def duplicate(record: Record, first: int) -> Duplicate:
 
 
 def readable(body: bytes) -> str | bytes:
-    """Return UTF-8 as text, so that other tools can read it; what is no text stays as it is."""
+    """Return UTF-8 as text, so that other tools can read it; other bytes stay as they are."""
     try:
         text = body.decode()
     except UnicodeDecodeError:

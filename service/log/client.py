@@ -1,13 +1,12 @@
-"""How rankers and the learner reach the log writer: over its Unix socket, one acknowledgement for each record.
+"""Clients of the log writer, for rankers and the learner: a Unix socket, one acknowledgement for each record.
 
-A message between processes is a length, then its bytes, here in msgpack; rankers also reach the learner and their
-worker processes so. A ranker sends the records of an event-loop turn in one message.
+A message between processes is a length, then its bytes, here in msgpack; rankers use the same frames for the learner
+and their worker processes. A ranker sends the records of an event-loop turn in one message.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import socket
 import struct
@@ -21,11 +20,11 @@ from service.log.protocol import NO_EPOCHS, Duplicate, Group, Outcome, Pruning, 
 from service.log.records import Record
 
 MOST_WAITING = 10_000  # records
-RETRY_SECONDS = 0.05  # between two attempts to connect
+RETRY_SECONDS = 0.05  # between attempts to connect
 REPLY_SECONDS = 60.0  # the learner waits for a reply
 DEADLINE_SECONDS = 10.0  # a ranker waits for a reply; SQLite itself waits 5 s for a lock
-LOOK_SECONDS = 1.0  # between two looks at the writer
-TRY_SECONDS = 10.0  # without a commit, before the store is tried by a write
+LOOK_SECONDS = 1.0  # between checks of the writer
+TRY_SECONDS = 10.0  # without a commit, before a test write checks the store
 
 T = TypeVar("T")
 
@@ -36,7 +35,7 @@ _encode_into = msgspec.msgpack.Encoder().encode_into
 
 
 def framed(message: Any) -> bytearray:
-    """Return a message as it travels, in msgpack."""
+    """Return a message as a frame, in msgpack."""
     frame = bytearray(LENGTH.size)
     _encode_into(message, frame, LENGTH.size)
     LENGTH.pack_into(frame, 0, len(frame) - LENGTH.size)
@@ -44,7 +43,7 @@ def framed(message: Any) -> bytearray:
 
 
 def framed_bytes(body: bytes) -> bytes:
-    """Return bytes as they travel."""
+    """Return bytes as a frame."""
     return LENGTH.pack(len(body)) + body
 
 
@@ -54,7 +53,7 @@ async def read_frame(stream: asyncio.StreamReader) -> bytes:
 
 
 def receive_frame(receive: Callable[[int], bytes | None], largest: int = LARGEST_FRAME) -> bytes:
-    """Return the next message of what returns at most so many bytes, nothing at its end: then raise ``EOFError``."""
+    """Return the next message; ``receive`` returns at most n bytes, nothing at the end: then raise ``EOFError``."""
     return _exactly(receive, _length(_exactly(receive, LENGTH.size), largest))
 
 
@@ -126,14 +125,14 @@ class Ping(msgspec.Struct, tag=2, array_like=True):
 
 
 class Scrub(msgspec.Struct, tag=3, array_like=True):
-    """Asks that nothing of deleted records is left in any file, and whether that is done: 1, or 0 for not yet."""
+    """Requests that leftovers of deleted records are overwritten in all files; the reply is 1 once done, else 0."""
 
     id: int
     ticket: int  # the same until it is done
 
 
 class Prune(msgspec.Struct, tag=4, array_like=True):
-    """Asks to delete some old events; the reply has what comes next as ``after``, and nothing once all is done."""
+    """Requests to delete some old events; the reply has the next ``after``, and nothing once all is done."""
 
     id: int
     loop: str
@@ -144,7 +143,7 @@ class Prune(msgspec.Struct, tag=4, array_like=True):
 
 class Done(msgspec.Struct, tag=0, array_like=True, gc=False):
     id: int
-    outcomes: list[int | tuple[str, int]]  # a position, or why not and that of the first (-1: no duplicate)
+    outcomes: list[int | tuple[str, int]]  # a position, or an error and the position of the first (-1: no duplicate)
 
 
 class Failed(msgspec.Struct, tag=1, array_like=True):
@@ -191,8 +190,8 @@ NOT_WAITING: Waiting = ((), 0, 0.0)
 class WriterClient(asyncio.Protocol):
     """The connection of a ranker; it reconnects by itself.
 
-    While there is no writer, requests fail at once, and while
-    it is silent for longer than ``DEADLINE_SECONDS`` too. One timer for each connection looks after that.
+    Requests fail at once while there is no writer, or while it has been
+    silent for longer than ``DEADLINE_SECONDS``. One timer for each connection checks that.
     """
 
     def __init__(self, path: Path) -> None:
@@ -206,16 +205,12 @@ class WriterClient(asyncio.Protocol):
         self._closed = False
         self._timer: asyncio.TimerHandle | None = None
         self._silent = False  # since a deadline has passed, and until the next reply
-        self._failure: str | None = None  # what the store said last, unless it has taken something since
-        self._tried_at = 0.0  # when the store last took something
-
-    @property
-    def connected(self) -> bool:
-        return self._transport is not None
+        self._failure: str | None = None  # the store's last error, unless it has stored something since
+        self._tried_at = 0.0  # when the last successful write was sent
 
     @property
     def trouble(self) -> str | None:
-        """Why nothing can be stored, as far as is known."""
+        """Why nothing can be stored at present, None if no reason is known."""
         if self._transport is None:
             return "there is no connection to the log writer"
         if self._silent:
@@ -223,11 +218,11 @@ class WriterClient(asyncio.Protocol):
         return self._failure and f"the store takes nothing: {self._failure}"
 
     async def connect(self) -> None:
-        """Wait until there is a writer; whenever it is gone, the next one is looked for."""
+        """Wait for a connection to the writer; reconnect whenever it is lost."""
         await asyncio.shield(self._look_for_writer())
 
     def _look_for_writer(self) -> asyncio.Task[None]:
-        """Return the one task that connects: two would make two connections."""
+        """Return the single task that connects: two would make two connections."""
         if self._connecting is None or self._connecting.done():
             self._connecting = asyncio.ensure_future(self._connect())
         return self._connecting
@@ -243,10 +238,10 @@ class WriterClient(asyncio.Protocol):
     def append(
         self, groups: Sequence[Group], futures: Sequence[asyncio.Future[Outcome]] | None = None
     ) -> Sequence[asyncio.Future[Outcome]]:
-        """Return the outcome of each group, in the future, in ``futures`` if they are given.
+        """Return a future with the outcome of each group; ``futures`` are used if passed.
 
-        Raise ``StoreUnavailable`` where nothing was sent; a future raises it where it is not known what was stored.
-        A future's result is ``Refused`` where its group cannot be stored.
+        Raise ``StoreUnavailable`` if nothing was sent; a future raises it if it is unknown what was stored.
+        A future's result is ``Refused`` if its group cannot be stored.
         """
         loop = asyncio.get_running_loop()
         if self._closed:
@@ -281,22 +276,8 @@ class WriterClient(asyncio.Protocol):
             for group, future in zip(groups, futures, strict=True):
                 self.append([group], [future])
 
-    async def ping(self) -> None:
-        """Return if the store can be written, else raise ``StoreUnavailable``."""
-        if self._transport is None:
-            raise _gone()
-        future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        self._ping([future], write=False)
-        await future
-
-    def _ping(self, futures: list[asyncio.Future[Outcome]], *, write: bool) -> None:
-        request = Ping(next(self._ids), write)
-        self._waiting[request.id] = (futures, 0, asyncio.get_running_loop().time())
-        assert self._transport is not None
-        self._transport.write(framed(request))
-
     def _look(self) -> None:
-        """Give up what has waited too long; where nothing waits, ask the writer, now and then by a write."""
+        """Fail requests that have waited too long; if nothing waits, ping the writer, at times with a test write."""
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(LOOK_SECONDS, self._look)
         if self._transport is None:
@@ -308,7 +289,9 @@ class WriterClient(asyncio.Protocol):
                 self._silent = True
                 self._fail_waiting(_silence())
         elif not self._silent:
-            self._ping([], write=self._failure is not None or now - self._tried_at > TRY_SECONDS)
+            request = Ping(next(self._ids), self._failure is not None or now - self._tried_at > TRY_SECONDS)
+            self._waiting[request.id] = ((), 0, now)
+            self._transport.write(framed(request))
 
     def _fail_waiting(self, error: StoreUnavailable) -> None:
         lost, self._waiting = list(self._waiting.values()), {}
@@ -334,7 +317,7 @@ class WriterClient(asyncio.Protocol):
         for frame in self._frames.feed(data):
             reply = read_reply(frame)
             self._silent = False
-            futures, n_records, sent = self._waiting.pop(reply.id, NOT_WAITING)  # too late: nobody waits any more
+            futures, n_records, sent = self._waiting.pop(reply.id, NOT_WAITING)  # too late: the caller no longer waits
             if isinstance(reply, Failed):
                 error = StoreUnavailable(reply.code, reply.message)
                 self._failure = str(error)
@@ -343,9 +326,8 @@ class WriterClient(asyncio.Protocol):
             self._n_waiting -= n_records
             if reply.outcomes:  # a ping that writes nothing has none
                 self._failure, self._tried_at = None, sent
-            outcomes = (reply.outcomes or [0]) if futures else ()
-            for future, outcome in zip(futures, outcomes, strict=True):
-                if not future.done():  # else nobody waits any more
+            for future, outcome in zip(futures, reply.outcomes if futures else (), strict=True):
+                if not future.done():  # else the caller no longer waits
                     future.set_result(outcome if isinstance(outcome, int) else as_outcome(outcome))
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -355,7 +337,7 @@ class WriterClient(asyncio.Protocol):
             self._look_for_writer()
 
     async def close(self) -> None:
-        """Take no more, wait for what is on its way as long as callers do, and close."""
+        """Accept no more requests, wait for pending ones as long as callers do, and close."""
         self._closed = True
         futures = [future for futures, _, _ in self._waiting.values() for future in futures]
         if futures:
@@ -370,68 +352,48 @@ class WriterClient(asyncio.Protocol):
 
 
 class BlockingWriter:
-    """The connection of the learner, which appends little: ticks and the base of an erasure."""
+    """The learner's connection, for its few records: ticks and the base of an erasure."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._ids = itertools.count(1)
         self._socket: socket.socket | None = None
-        self._frames = Frames()
 
     def append(self, groups: Sequence[Group], epochs: Mapping[str, int] = NO_EPOCHS) -> list[Outcome]:
         """Return the outcome of each group, or raise ``StoreUnavailable``."""
-        return self._ask(Append(next(self._ids), [list(group) for group in groups], dict(epochs)))
+        replies = self._ask(Append(0, [list(group) for group in groups], dict(epochs)))
+        return [as_outcome(reply) for reply in replies]
 
     def erase(self, loop: str, user: str, base: int, token: str, epoch: int | None = None) -> int:
-        """Erase a user; return how many records went."""
-        [n_erased] = self._ask(Erase(next(self._ids), loop, user, base, token, epoch))
-        assert isinstance(n_erased, int)
-        return n_erased
+        """Erase a user; return the number of deleted records."""
+        [n_erased] = self._ask(Erase(0, loop, user, base, token, epoch))
+        return int(n_erased)
 
     def prune(self, loop: str, old: Pruning, after: int, epoch: int | None = None) -> int | None:
-        """Delete some old events; return what to pass as ``after`` to go on, None once all is done."""
-        [*following] = self._ask(Prune(next(self._ids), loop, old, after, epoch))
-        if not following:
-            return None
-        assert isinstance(following[0], int)
-        return following[0]
+        """Delete some old events; return the next ``after``, None once all is done."""
+        following = self._ask(Prune(0, loop, old, after, epoch))
+        return following[0] if following else None
 
     def scrub(self, ticket: int) -> bool:
-        """Return whether nothing of what was deleted before the first call with this ticket is left in any file."""
-        return self._ask(Scrub(next(self._ids), ticket)) == [1]
+        """Return whether all that was deleted before the first call with this ticket is overwritten in all files."""
+        return self._ask(Scrub(0, ticket)) == [1]
 
     def close(self) -> None:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
 
-    def _ask(self, request: Request) -> list[Outcome]:
+    def _ask(self, request: Request) -> list[Any]:
+        """Return the outcomes; requests need no ids, as each waits for its reply."""
         try:
-            connection = self._connected()
-            connection.sendall(framed(request))
-            replies: list[Reply] = []
-            while not replies:
-                data = connection.recv(1 << 16)
-                if not data:
-                    raise ConnectionError
-                replies = [read_reply(frame) for frame in self._frames.feed(data)]
-        except OSError:
+            if self._socket is None:
+                self._socket = socket.socket(socket.AF_UNIX)
+                self._socket.settimeout(REPLY_SECONDS)
+                self._socket.connect(str(self._path))
+            self._socket.sendall(framed(request))
+            reply: Reply = read_reply(receive_frame(self._socket.recv))
+        except (OSError, EOFError):
             self.close()
             raise _gone() from None
-        [reply] = replies
         if isinstance(reply, Failed):
             raise StoreUnavailable(reply.code, reply.message)
-        return [as_outcome(outcome) for outcome in reply.outcomes]
-
-    def _connected(self) -> socket.socket:
-        if self._socket is None:
-            connection = socket.socket(socket.AF_UNIX)
-            try:
-                connection.settimeout(REPLY_SECONDS)
-                connection.connect(str(self._path))
-            except OSError:
-                with contextlib.suppress(OSError):
-                    connection.close()
-                raise
-            self._socket, self._frames = connection, Frames()
-        return self._socket
+        return reply.outcomes

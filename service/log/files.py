@@ -13,7 +13,7 @@ log = logging.getLogger("fedres.service")
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Lend a name to write to; if all goes well, what is there is synced and takes the place of ``path``."""
+    """Yield a temporary path to write to; on success, sync that file and rename it to ``path``."""
     part = path.with_name(f".{path.name}.part")
     _remove(part)
     try:
@@ -26,7 +26,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def sync(path: Path) -> None:
-    """Have the disk keep a file, or the names in a folder."""
+    """Sync a file, or the names in a folder, to the disk."""
     file = os.open(path, os.O_RDONLY)
     try:
         os.fsync(file)
@@ -35,17 +35,17 @@ def sync(path: Path) -> None:
 
 
 def with_companions(path: Path) -> list[Path]:
-    """Return a SQLite file and what SQLite may put beside it."""
+    """Return a SQLite file and the files that SQLite may put beside it."""
     return [path.with_name(path.name + suffix) for suffix in ("", "-wal", "-shm", "-journal")]
 
 
-OWN_SUFFIXES = ("", "-wal", "-shm", "-journal", "-lease", "-keys", "-keys-lease", "-audit", "-audit.1", "-run")
+OWN_SUFFIXES = ("-lease", "-keys", "-keys-lease", "-audit", "-audit.1", "-run")
 
 
 def make_private(store: Path) -> None:
     """Let only their owner read and write the files of a store; files of somebody else stay as they are."""
-    for suffix in (*OWN_SUFFIXES, *(f"-models{one}" for one in ("", "-wal", "-shm", "-journal"))):
-        file = store.with_name(store.name + suffix)
+    others = [store.with_name(store.name + suffix) for suffix in OWN_SUFFIXES]
+    for file in (*with_companions(store), *with_companions(store.with_name(f"{store.name}-models")), *others):
         with contextlib.suppress(FileNotFoundError):
             if file.stat().st_mode & 0o077:
                 try:

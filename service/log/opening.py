@@ -1,6 +1,6 @@
-"""Where a store is, how its log is opened, and the clock that events wait by.
+"""Addresses of stores, opening of logs, and the clock for wait times.
 
-Nobody can set that clock while the service runs, and it never begins before the log's end.
+That clock cannot be set while the service runs, and never starts before the time of the log's last record.
 """
 
 from __future__ import annotations
@@ -8,14 +8,13 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
 import msgspec
 
 from service.log.protocol import Log
-from service.log.sqlite import system_clock
+from service.times import system_clock
 
 _UPTIME = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # goes on while the machine sleeps
 
@@ -25,29 +24,20 @@ Clock = Callable[[], int]  # microseconds
 
 
 def uptime() -> int:
-    """Return microseconds by a clock that nobody sets."""
+    """Return microseconds of a monotonic clock."""
     return time.clock_gettime_ns(_UPTIME) // 1_000
 
 
-@dataclass(frozen=True, slots=True)
-class Shifted:
-    """``clock``, and ``by`` microseconds more."""
-
-    clock: Clock
-    by: int
-
-    def __call__(self) -> int:
-        return self.clock() + self.by
-
-
 def steady_clock(wall: Clock = system_clock) -> Clock:
-    """Return microseconds since 1970 as ``wall`` has them now; that it is set afterwards changes nothing."""
-    return Shifted(uptime, wall() - uptime())
+    """Return a clock in microseconds since 1970 that starts at ``wall``; setting the wall clock later has no effect."""
+    ahead = wall() - uptime()
+    return lambda: uptime() + ahead
 
 
 def continued(clock: Clock, last: int) -> Clock:
-    """Return the clock, put forward to the time ``last`` if it is behind: what waits for it then waits no longer."""
-    return Shifted(clock, max(0, last - clock()))
+    """Return the clock, moved forward to the time ``last`` if it is behind: else events would wait for it."""
+    ahead = max(0, last - clock())
+    return lambda: clock() + ahead
 
 
 class StoreKind(msgspec.Struct, frozen=True):
@@ -64,7 +54,7 @@ class StoreKind(msgspec.Struct, frozen=True):
 
 SQLITE = "sqlite"
 _POSTGRESQL = StoreKind("postgresql://HOST/DATABASE", "service.log.postgres", is_shared=True)
-KINDS = {  # by what is in front of "://" in an address
+KINDS = {  # by the scheme of an address
     SQLITE: StoreKind("sqlite:///PATH", "service.log.sqlite"),
     "postgresql": _POSTGRESQL,
     "postgres": _POSTGRESQL,
@@ -72,7 +62,7 @@ KINDS = {  # by what is in front of "://" in an address
 
 
 class Store(msgspec.Struct, frozen=True):
-    """A store: ``path`` is its file, or with a database that is shared what this machine's own files are named after.
+    """A store: ``path`` is its file or, with a shared database, the base name of this machine's own files.
 
     Without an ``address``, it is the SQLite file at ``path``.
     """
@@ -95,19 +85,19 @@ class Store(msgspec.Struct, frozen=True):
         return self.kind.is_shared
 
     def __str__(self) -> str:
-        """Return where it is, for people: no password, and with a shared database this machine's own folder."""
+        """Return its place for people: without a password; with a shared database, this machine's own folder."""
         if self.address is None or not self.is_shared:
             return str(self.path)
         address = import_module(self.kind.module).shown_address(self.address)
         return f"{address}, snapshots of this machine in {self.path.parent.resolve()}"
 
     def beside(self, suffix: str) -> Path:
-        """Return a file of this machine's that belongs to the store."""
+        """Return the path of one of this machine's files for the store."""
         return self.path.with_name(self.path.name + suffix)
 
 
 def store_at(address: str, folder: Path = NO_FOLDER, *, any_architecture: bool = False) -> Store:
-    """Return the store at an address; ``folder`` is for this machine's files where the store is none itself."""
+    """Return the store at an address; ``folder`` is for this machine's files if the store is not a file."""
     name, separator, rest = address.partition("://")
     kind = KINDS.get(name if separator else "")
     if kind is not None and kind.is_shared:
@@ -126,7 +116,7 @@ def store_at(address: str, folder: Path = NO_FOLDER, *, any_architecture: bool =
 
 
 def _database_name(kind: StoreKind, address: str) -> str:
-    """Return the database's name as part of a file's; what an address has else, a password too, is not shown."""
+    """Return the database's name for use in file names, without the rest of the address, such as a password."""
     try:
         module = import_module(kind.module)
     except ImportError:
@@ -134,24 +124,22 @@ def _database_name(kind: StoreKind, address: str) -> str:
     return re.sub(r"[^\w.-]", "_", module.database_name(address))
 
 
-def open_log(store: Store, *, verify: bool = False, listen: bool = False, accept_loss: bool = False) -> Log:
-    """Return the store's log; its clock never goes backwards. With ``listen``, a database says when there is more.
+def open_log(store: Store, *, verify: bool = False, listen: bool = False) -> Log:
+    """Return the store's log; its clock never goes backwards. With ``listen``, a database reports new records.
 
-    ``verify`` reads a file once, to find damage before anything is written to it, and refuses one that has lost records
-    for sure unless the caller would ``accept_loss``.
+    ``verify`` reads a file once, to find damage before anything is written to it.
     """
     module = import_module(store.kind.module)  # its driver need not be installed
-    opened = module.open_store(store, verify=verify, listen=listen, accept_loss=accept_loss)
+    opened = module.open_store(store, verify=verify, listen=listen)
     if not store.is_shared:  # else the time is the database's
-        opened.clock = _CLOCKS.get(store.path) or _CLOCKS.setdefault(store.path, _clock_of(opened))
+        if store.path not in _CLOCKS:
+            last = max([0, *(head.time for head in opened.heads().values())])
+            _CLOCKS.setdefault(store.path, continued(steady_clock(), last))
+        opened.clock = _CLOCKS[store.path]
     log: Log = opened
     return log
 
 
-# The supervisor decides what time it is, and its children inherit that: a child that is restarted after the wall clock
-# was set goes by the same time as all others.
+# The supervisor starts the clock and its children inherit it: a child restarted after the wall clock was set has the
+# same time as all others.
 _CLOCKS: dict[Path, Clock] = {}
-
-
-def _clock_of(log: Log) -> Clock:
-    return continued(steady_clock(), max([0, *(head.time for head in log.heads().values())]))

@@ -10,7 +10,7 @@ order is that of the commits. The caller has to know positions and times beforeh
 - The unique index finds a duplicate: the same, with a query for the duplicates; other groups are stored.
 
 A commit is on the server's disk before ``append`` returns. Any failure ends the session; the next call opens another
-and reads what is really there.
+and reads the actual state.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+import msgspec
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
@@ -28,7 +29,7 @@ from fedres.checks import whole
 from service.log.postgres_rows import Key, LockedHead, NumberedRecords, keys_of, refusal_of, texts
 from service.log.postgres_schema import NOW, Session
 from service.log.postgres_session import DatabaseClock, SharedSession
-from service.log.protocol import NO_EPOCHS, Group, Head, Outcome, Pruning, Refused, StoreUnavailable
+from service.log.protocol import NO_EPOCHS, NO_LIMIT, Group, Head, Outcome, Pruning, Refused, StoreUnavailable
 from service.log.records import ABOUT, BASE, ERASE, ERASED, OLD, RANK, Entry, Record
 from service.log.sqlite import entry_of
 
@@ -49,9 +50,9 @@ LOCK = f"""SELECT locked.*, {NOW} FROM (
 NEW_HEADS = "INSERT INTO fedres.head (loop) SELECT unnest(%b) ON CONFLICT DO NOTHING"
 HEADS = f"SELECT {NOW}, loop, last, time, removed FROM (SELECT) AS one LEFT JOIN fedres.head ON last > 0"
 # OFFSET 0 makes the planner look events up one by one: without statistics it would scan the loop.
-KNOWN = """SELECT given.*, found.position FROM unnest(%b, %b, %b) AS given (loop, kind, event)
+FIRST_OF = """SELECT sought.*, first.position FROM unnest(%b, %b, %b) AS sought (loop, kind, event)
     CROSS JOIN LATERAL (SELECT position FROM fedres.log
-    WHERE log.loop = given.loop AND log.event = given.event AND log.kind = given.kind OFFSET 0) AS found"""
+    WHERE log.loop = sought.loop AND log.event = sought.event AND log.kind = sought.kind OFFSET 0) AS first"""
 FIND = f"""SELECT {NAMES}, {BODIES} FROM (SELECT DISTINCT unnest(%b) AS sought) AS given
     CROSS JOIN LATERAL (SELECT * FROM fedres.log
     WHERE log.loop = %b AND log.event = given.sought OFFSET 0) AS found ORDER BY position"""
@@ -104,7 +105,7 @@ HOLD = "SELECT pg_try_advisory_lock(%s)"
 NEW_EPOCH = "UPDATE fedres.head SET epoch = epoch + 1 WHERE loop = %s RETURNING epoch"
 
 
-def open_store(store: Store, *, verify: bool, listen: bool, accept_loss: bool) -> PostgresLog:
+def open_store(store: Store, *, verify: bool, listen: bool) -> PostgresLog:
     """Return the log in a store's database; the server itself verifies its files and refuses what is damaged."""
     assert store.address is not None
     return PostgresLog(store.address, any_architecture=store.any_architecture, listen=listen)
@@ -130,9 +131,9 @@ def shown_address(address: str) -> str:
 
 
 class PostgresLog:
-    """The log in the database at ``address``, created if it is not there yet.
+    """The log in the database at ``address``, created if missing.
 
-    Threads may share one; they take turns. Whoever wants to read while others commit opens a second one.
+    Threads may share one; they take turns. To read while others commit, open a second one.
     """
 
     def __init__(self, address: str, *, any_architecture: bool = False, listen: bool = False) -> None:
@@ -144,27 +145,13 @@ class PostgresLog:
             pass
 
     def append(self, groups: Sequence[Group], epochs: Mapping[str, int] = NO_EPOCHS) -> list[Outcome]:
+        refusals = [refusal_of(group) for group in groups]
+        good = [group for group, refused in zip(groups, refusals, strict=True) if refused is None]
         with self._session.lend() as db:
-            loops = {group[0].loop for group in groups if refusal_of(group) is None}
-            if not loops:
-                db.execute("SELECT 1")  # the server is there
-                return NumberedRecords(groups, {}, 0).outcomes
-            if new := loops - self._heads.keys():
-                _make_heads(db, new)
-                self._heads.update({loop: LockedHead(0, 0, 0) for loop in new})
-                self._alone = False
-            if self._alone:
-                try:
-                    heads = {loop: self._heads[loop] for loop in loops}
-                    batch = self._call(db, NumberedRecords(groups, heads, self._clock.now()), epochs)
-                    if batch is not None:
-                        return batch.outcomes
-                except psycopg.errors.UniqueViolation:
-                    return self._append_locked(db, groups, loops, epochs, with_duplicates=True)
-            try:
-                return self._append_locked(db, groups, loops, epochs, with_duplicates=False)
-            except psycopg.errors.UniqueViolation:
-                return self._append_locked(db, groups, loops, epochs, with_duplicates=True)
+            if not good:
+                db.execute("SELECT 1")  # the server responds
+            outcomes = iter(self._append(db, good, epochs) if good else [])
+        return [next(outcomes) if refused is None else refused for refused in refusals]
 
     def note(self, name: str) -> str | None:
         rows = self._session.rows("SELECT value FROM fedres.meta WHERE name = %s", (name,))
@@ -193,15 +180,9 @@ class PostgresLog:
         where = 'loop = %s AND "user" = %s ORDER BY position DESC LIMIT %s'
         return self._select(where, _sought(loop), _sought(user), limit)
 
-    def of_kind(self, loop: str, kind: str) -> list[Entry]:
-        return self._select(f"loop = %s AND kind = '{kind}' ORDER BY position", _sought(loop))
-
-    def bases(self, loop: str, before: int) -> Iterator[Entry]:
-        after = 0
-        where = f"loop = %s AND kind = '{BASE}' AND position > %s AND position < %s ORDER BY position LIMIT 500"
-        while entries := self._select(where, _sought(loop), after, before):
-            yield from entries
-            after = entries[-1].position
+    def of_kind(self, loop: str, kind: str, after: int = 0, limit: int = NO_LIMIT) -> list[Entry]:
+        where = f"loop = %s AND kind = '{kind}' AND position > %s ORDER BY position LIMIT %s"
+        return self._select(where, _sought(loop), after, limit)
 
     def _select(self, where: str, *parameters: object, bodies: bool = True) -> list[Entry]:
         body = BODIES if bodies else OTHER_BODIES
@@ -209,7 +190,7 @@ class PostgresLog:
         return [entry_of(row, with_body=bodies) for row in rows]
 
     def erase(self, loop: str, user: str, body: Callable[[int], bytes], epoch: int | None = None) -> int:
-        """Delete a user's records. When the server overwrites their bytes is up to the server (postgresql.md)."""
+        """Delete a user's records. The server decides when their bytes are overwritten (postgresql.md)."""
         epochs = NO_EPOCHS if epoch is None else {loop: epoch}
         with self._session.lend() as db, _patient(db), db.transaction():
             heads = self._lock(db, [loop], epochs)
@@ -218,13 +199,13 @@ class PostgresLog:
             n_replaced = db.execute(REPLACED_BASES, whose).rowcount
             db.execute(REMOVED, (n_erased + n_replaced, loop))
             erased = Record(loop, ERASED, body=body(n_erased))
-            self._append_batch(db, [[erased]], heads, epochs)
+            self._append_behind(db, [[erased]], heads, epochs)
         return n_erased
 
     def prune(self, loop: str, old: Pruning, after: int = 0, epoch: int | None = None) -> int | None:
         """Delete some; ``after`` counts positions up to the cut, then those of base records.
 
-        What is to go is looked up before the head is locked, so appends wait for the deletion only. The server's
+        The records are looked up before the head is locked, so appends wait for the deletion only. The server's
         autovacuum makes room for new records (postgresql.md).
         """
         if after >= old.cut + old.done:
@@ -232,7 +213,7 @@ class PostgresLog:
         question, start, end = (
             (OLD_EVENTS, after, old.cut) if after < old.cut else (OLD_BASES, after - old.cut, old.done)
         )
-        named = {"loop": loop, "after": start, "limit": PRUNED_AT_ONCE, **old._asdict()}
+        named = {"loop": loop, "after": start, "limit": PRUNED_AT_ONCE, **msgspec.structs.asdict(old)}
         with self._session.lend() as db, _patient(db):
             [(positions, last, n_seen)] = db.execute(question, named)
             if positions:
@@ -247,7 +228,7 @@ class PostgresLog:
         return int(n_bytes)
 
     def scrub(self) -> Iterator[None]:
-        """Do nothing: the files are the server's (postgresql.md says what is left there, and for how long)."""
+        """Do nothing: the files are the server's (postgresql.md describes what stays there, and for how long)."""
         yield from ()
 
     def drop(self, loop: str, position: int) -> None:
@@ -289,43 +270,57 @@ class PostgresLog:
 
     # appending
 
+    def _append(self, db: Session, groups: Sequence[Group], epochs: Mapping[str, int]) -> list[Outcome]:
+        loops = {group[0].loop for group in groups}
+        if new := loops - self._heads.keys():
+            db.execute(NEW_HEADS, (texts(sorted(new)),))  # alone: a row in doubt would have others wait out of order
+            self._heads.update({loop: LockedHead(0, 0, 0) for loop in new})
+            self._alone = False
+        has_duplicates = False
+        if self._alone:
+            batch = NumberedRecords(groups, {loop: self._heads[loop] for loop in loops}, self._clock.now())
+            try:
+                if self._store(db, batch, epochs):
+                    return batch.outcomes
+            except psycopg.errors.UniqueViolation:
+                has_duplicates = True
+        try:
+            return self._append_locked(db, groups, loops, epochs, has_duplicates)
+        except psycopg.errors.UniqueViolation:
+            return self._append_locked(db, groups, loops, epochs, has_duplicates=True)
+
     def _append_locked(
-        self,
-        db: Session,
-        groups: Sequence[Group],
-        loops: Iterable[str],
-        epochs: Mapping[str, int],
-        with_duplicates: bool,
+        self, db: Session, groups: Sequence[Group], loops: set[str], epochs: Mapping[str, int], has_duplicates: bool
     ) -> list[Outcome]:
         """Append with the heads locked first."""
         with db.transaction():
             before = {loop: self._heads.get(loop) for loop in loops}
             heads = self._lock(db, loops, epochs)
-            known = _known(db, groups) if with_duplicates else None
-            outcomes = self._append_batch(db, groups, heads, epochs, known)
+            first = _first_positions(db, groups) if has_duplicates else None
+            outcomes = self._append_behind(db, groups, heads, epochs, first)
         self._alone = heads == before
         return outcomes
 
-    def _append_batch(
+    def _append_behind(
         self,
         db: Session,
         groups: Sequence[Group],
         heads: Mapping[str, LockedHead],
         epochs: Mapping[str, int],
-        known: Mapping[Key, int] | None = None,
+        first: Mapping[Key, int] | None = None,
     ) -> list[Outcome]:
         """Append behind heads that are locked.
 
         The database refuses a time that is a second old; its answer sets our clock, and the next attempt is in time.
         """
         for _ in range(ATTEMPTS):
-            batch = NumberedRecords(groups, heads, self._clock.now(), None if known is None else dict(known))
-            if not batch.entries or self._call(db, batch, epochs) is not None:
+            batch = NumberedRecords(groups, heads, self._clock.now(), None if first is None else dict(first))
+            if not batch.entries or self._store(db, batch, epochs):
                 return batch.outcomes
         raise StoreUnavailable("busy", "appending takes more than a second")
 
-    def _call(self, db: Session, batch: NumberedRecords, epochs: Mapping[str, int]) -> NumberedRecords | None:
-        """Return the batch once it is stored, None if another machine has appended."""
+    def _store(self, db: Session, batch: NumberedRecords, epochs: Mapping[str, int]) -> bool:
+        """Store the batch unless another machine has appended; return whether it is stored."""
         tell = time.monotonic() - self._told_at > NOTIFY_SECONDS
         rows = db.execute(APPEND, batch.parameters(epochs, tell), binary=True).fetchall()
         stored = all(row[0] for row in rows)
@@ -336,7 +331,7 @@ class PostgresLog:
         self._alone = stored
         if stored and tell:
             self._told_at = time.monotonic()
-        return batch if stored else None
+        return stored
 
     def _lock(self, db: Session, loops: Iterable[str], epochs: Mapping[str, int]) -> dict[str, LockedHead]:
         """Return where loops end, with their heads locked."""
@@ -351,23 +346,18 @@ class PostgresLog:
         return heads
 
     def _forget(self) -> None:
-        """Know nothing that another session may have changed."""
+        """Drop all cached state that another session may have changed."""
         self._heads: dict[str, LockedHead] = {}
         self._alone = False  # whether nobody else appended between our last two batches
         self._held: dict[str, int] = {}
         self._hold_at: dict[str, float] = {}
 
 
-def _make_heads(db: Session, loops: Iterable[str]) -> None:
-    """Make the rows of new loops, on their own: a row in doubt would have others wait out of order."""
-    db.execute(NEW_HEADS, (texts(sorted(loops)),))
-
-
-def _known(db: Session, groups: Sequence[Group]) -> dict[Key, int]:
-    """Return the positions of records that are in the log already and may be there only once."""
-    keys = [key for group in groups if refusal_of(group) is None for key in keys_of(group)]
+def _first_positions(db: Session, groups: Sequence[Group]) -> dict[Key, int]:
+    """Return the positions of records that already exist and must be unique."""
+    keys = [key for group in groups for key in keys_of(group)]
     columns = [texts(column) for column in zip(*keys, strict=True)] if keys else [texts([])] * 3
-    return {(loop, kind, event): at for loop, kind, event, at in db.execute(KNOWN, columns, binary=True)}
+    return {(loop, kind, event): at for loop, kind, event, at in db.execute(FIRST_OF, columns, binary=True)}
 
 
 def _check_epoch(loop: str, epoch: int, epochs: Mapping[str, int]) -> None:
@@ -382,7 +372,7 @@ def _lock_of(loop: str) -> int:
 
 @contextlib.contextmanager
 def _patient(db: Session) -> Iterator[None]:
-    """Give statements the time that deleting many records takes."""
+    """Raise the statement timeout, for deleting many records."""
     usual, db.silence_seconds = db.silence_seconds, ERASE_SECONDS
     try:
         yield
@@ -391,5 +381,5 @@ def _patient(db: Session) -> Iterator[None]:
 
 
 def _sought(text: str) -> str | None:
-    """Return what to look for: where PostgreSQL cannot store it, None, which nothing equals."""
+    """Return the text, or None, which equals nothing, if PostgreSQL cannot store it."""
     return None if "\0" in text else text

@@ -17,7 +17,7 @@ from service.log.records import ONCE, Entry, Record, checksum
 LONGEST_KEY = 2_500  # bytes; an index entry takes at most 2,704
 LONGEST_BODY = 250_000_000  # bytes; a value takes at most a gigabyte, and so does a message
 
-Key = tuple[str, str, str]  # loop, kind and event of a record that may be there once
+Key = tuple[str, str, str]  # loop, kind and event of a record that must be unique
 
 
 class LockedHead(NamedTuple):
@@ -81,7 +81,7 @@ def texts(strings: Sequence[str | None]) -> Texts:
 
 
 def refusal_of(group: Group) -> Refused | None:
-    """Return why a group cannot be stored, None if it can: one caller's mistake must not fail the batch."""
+    """Return why a group cannot be stored, None if it can: an invalid group must not fail the batch."""
     try:
         check_group(group)
         for record in group:
@@ -106,14 +106,15 @@ def _check(record: Record) -> None:
 
 
 def keys_of(group: Group) -> list[Key]:
-    """Return what of a group may be in the log only once."""
-    return [(one.loop, one.kind, one.event) for one in group if one.event is not None and one.kind in ONCE]
+    """Return the keys of a group's records that must be unique in the log."""
+    return [(loop, kind, event) for loop, kind, event, *_ in group if event is not None and kind in ONCE]
 
 
 class NumberedRecords:
-    """Groups of records, numbered behind ``heads``; ``first`` are positions of records that may be there only once.
+    """Groups of records that can be stored, numbered behind ``heads``.
 
-    Without ``first``, nothing is known about duplicates: the unique index finds them.
+    ``first`` are the positions of existing records that must be unique. Without it, duplicates are unknown here, and
+    the unique index detects them.
     """
 
     def __init__(
@@ -127,9 +128,9 @@ class NumberedRecords:
         self.outcomes: list[Outcome] = [self._add(group) for group in groups]
 
     def _add(self, group: Group) -> Outcome:
-        refused = refusal_of(group) or self._duplicate(group)
-        if refused is not None:
-            return refused
+        repeated = self._duplicate(group)
+        if repeated is not None:
+            return repeated
         loop = group[0].loop
         first = position = self._last[loop] + 1
         for record in group:
@@ -155,9 +156,8 @@ class NumberedRecords:
     def parameters(self, epochs: Mapping[str, int], tell: bool) -> tuple[Any, ...]:
         """Return the arguments of the function ``fedres.append``."""
         loops = sorted(loop for loop in self.heads if self._last[loop] > self.heads[loop].last)
-        columns = list(zip(*self.entries, strict=True)) if self.entries else [()] * 8
-        loop, position, time, kind, event, user, example, body = columns
-        stored = [readable(one) for one in body]
+        loop, position, time, kind, event, user, example, bodies = zip(*self.entries, strict=True)
+        stored = [readable(body) for body in bodies]
         return (
             texts(loops),
             big_ints([self.heads[loop].last for loop in loops]),
@@ -172,7 +172,7 @@ class NumberedRecords:
             texts(user),
             Byteas([checksum(entry) for entry in self.entries]),
             Byteas(example),
-            Texts([bytes(raw) if isinstance(text, str) else None for text, raw in zip(stored, body, strict=True)]),
+            Texts([bytes(raw) if isinstance(text, str) else None for text, raw in zip(stored, bodies, strict=True)]),
             Byteas([raw if isinstance(raw, bytes) else None for raw in stored]),
             tell,
         )

@@ -1,6 +1,6 @@
 """The log's tables in PostgreSQL, and how a session is opened. docs/operate/postgresql.md is the reference.
 
-Everything is in a schema of its own, ``fedres``; the rest of the database is left alone.
+Everything is in a schema of its own, ``fedres``; the rest of the database is not touched.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ class Session(psycopg.Connection[tuple[Any, ...]]):
     silence_seconds = 5.0
 
     def wait(self, gen: Generator[Any, Any, T], interval: float = 0.1, timeout: float | None = None) -> T:
-        """Drive one of psycopg's generators: each yields what to wait for, and is sent what is ready."""
+        """Drive one of psycopg's generators, which yield the events to wait for and are sent those that occurred."""
         file, poll = self.pgconn.socket, select.poll()
         seconds = self.silence_seconds if timeout is None else timeout
         try:
@@ -187,7 +187,7 @@ class Session(psycopg.Connection[tuple[Any, ...]]):
 
 
 def opened(address: str, *, any_architecture: bool = False) -> Session:
-    """Return a session with a log of ours, created if need be; tables of others are refused and left as they are."""
+    """Return a session with our log, created if missing; foreign tables are refused and left unchanged."""
     who = f"fedres on {socket.gethostname()[:40]}, process {os.getpid()}"
     options: dict[str, Any] = {**PARAMETERS, "application_name": who, **conninfo_to_dict(address)}
     db = Session.connect(**options, autocommit=True)
@@ -200,12 +200,12 @@ def opened(address: str, *, any_architecture: bool = False) -> Session:
 
 
 def name_of(db: Session) -> str:
-    """Return what to call the database, without its password."""
+    """Return the database's name for messages, without its password."""
     return f"{db.info.host}:{db.info.port}/{db.info.dbname}"
 
 
 def unavailable(error: psycopg.Error) -> StoreUnavailable:
-    """Return what an error means to callers."""
+    """Return a database error as a ``StoreUnavailable``."""
     message = " ".join(str(error).split())
     code = CODES.get(error.sqlstate or "")
     if code is None:  # classes 08, 57 and 58: there is no server, or it is shutting down

@@ -1,4 +1,4 @@
-"""A session with the database that is opened again after a failure, and the database's clock."""
+"""A database session that reconnects after failures, and the database's clock."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ RETRY_SECONDS = 0.25  # after a failure to connect; meanwhile calls fail at once
 
 
 class SharedSession:
-    """One session that threads take turns with; whatever goes wrong with it, the next caller gets a new one.
+    """One session that threads use in turn; after any failure the next caller gets a new one.
 
-    ``ended`` is called whenever the session is over, and with it all locks.
+    ``ended`` is called whenever the session ends, which releases all its locks.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class SharedSession:
 
     @contextlib.contextmanager
     def lend(self) -> Iterator[Session]:
-        """Lend the session; errors of the database become ``StoreUnavailable``."""
+        """Yield the session; errors of the database become ``StoreUnavailable``."""
         with self._turn:
             if self._closed:
                 raise StoreUnavailable("closed", "the log is closed")
@@ -54,7 +54,7 @@ class SharedSession:
                 raise
 
     def rows(self, question: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
-        """Return what a query finds; a session of a server that was restarted is replaced once."""
+        """Return the rows of a query; if the server was restarted, reconnect once."""
         was_open = self._db is not None
         try:
             return self._query(question, parameters)
@@ -69,7 +69,7 @@ class SharedSession:
 
     @property
     def file(self) -> int | None:
-        """The connection's socket, None while there is none."""
+        """The connection's socket, None while there is no connection."""
         return None if self._db is None or self._db.closed else self._db.fileno()
 
     def end(self) -> None:
@@ -109,7 +109,7 @@ class DatabaseClock:
         self.offset: int | None = None  # microseconds from our uptime to the database's clock
 
     def note(self, now: int) -> None:
-        """Take note of a time that the database has just told: it was read a little earlier."""
+        """Set the clock by a time just received from the database, which is slightly in the past."""
         self.offset = now - uptime()
 
     def now(self) -> int:

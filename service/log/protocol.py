@@ -1,11 +1,14 @@
-"""What every log can do, in whatever database it is. A new backend is one file that passes the contract test."""
+"""The interface of all logs, for any database. A new backend is one file that passes the contract test."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from service.log.records import Entry, Record
+import msgspec
+
+from service.errors import ApiError
+from service.log.records import DELETED, LOOP, Entry, Record
 
 
 class StoreUnavailable(Exception):  # noqa: N818
@@ -24,6 +27,11 @@ class StoreUnavailable(Exception):  # noqa: N818
         return f"{self.message} ({self.code})"
 
 
+def unavailable(error: StoreUnavailable) -> ApiError:
+    """Return the refusal of a request that could not be stored: nothing was acknowledged."""
+    return ApiError(503, f"store_{error.code}", f"the store is unavailable: {error}")
+
+
 class Refused(ValueError):  # noqa: N818
     """A group of records that cannot be stored; other groups are."""
 
@@ -31,7 +39,7 @@ class Refused(ValueError):  # noqa: N818
 class Duplicate(Refused):
     """The loop already has a record of this kind for the event.
 
-    ``position`` is the record that came first, 0 where that is in the same group.
+    ``position`` is that of the first record, 0 if it is in the same group.
     """
 
     def __init__(self, message: str, position: int) -> None:
@@ -44,18 +52,21 @@ class Head(NamedTuple):
 
     last: int  # position
     time: int  # of the last record
-    removed: int  # records that were erased: last − removed are there
+    removed: int  # records that were erased: last − removed exist
 
 
-class Pruning(NamedTuple):
-    """Old events that are to go: all that were decided up to a position, and what is logged about them."""
+class Pruning(msgspec.Struct, frozen=True):
+    """Old events to delete: all that were decided up to a position, with all records about them."""
 
-    cut: int  # position
-    begun: int  # of the record that told learners to forget these events; later rewards are not about them
-    done: int  # of the record that names the base from which models are learned again
+    cut: int = 0  # position
+    begun: int = 0  # of the record that made learners forget these events; later rewards are not for them
+    done: int = 0  # of the record that names the base from which models are learned again, 0 if there is none yet
+    before: int = 0  # remaining events are at least as new, except those that were pending; microseconds since 1970
+    token: str = ""
 
 
 NO_EPOCHS: Mapping[str, int] = {}
+NO_LIMIT = 1 << 62
 
 Group = Sequence[Record]  # records of one loop that are stored together or not at all
 Outcome = int | Refused  # the position of a group's first record, or why it was refused
@@ -65,17 +76,17 @@ class Log(Protocol):
     """A totally ordered log for each loop: synced before acknowledgement, idempotent by event, with checksums."""
 
     def append(self, groups: Sequence[Group], epochs: Mapping[str, int] = NO_EPOCHS) -> list[Outcome]:
-        """Return what came of each group, once all that were taken are durable.
+        """Return the outcome of each group, once all accepted groups are durable.
 
-        ``epochs`` are those under which the caller holds loops: if another machine has become the holder of one,
-        nothing is stored, and ``StoreUnavailable`` says so.
+        ``epochs`` are those under which the caller holds loops: if another machine has become the holder of a loop,
+        nothing is stored and ``StoreUnavailable`` is raised.
         """
 
     def note(self, name: str) -> str | None:
-        """Return what is noted about the store under a name, None where nothing is."""
+        """Return the note of the store with a name, None if there is none."""
 
     def set_note(self, name: str, value: str) -> None:
-        """Note something about the store that is no record; return once it is synced."""
+        """Store a note about the store, outside all records; return once it is synced."""
 
     def heads(self) -> dict[str, Head]:
         """Return where each loop's log ends."""
@@ -83,34 +94,31 @@ class Log(Protocol):
     def read(self, loop: str, after: int = 0, limit: int = 1_000, *, bodies: bool = True) -> list[Entry]:
         """Return at most ``limit`` entries behind ``after``, oldest first, each checked.
 
-        Without ``bodies``, those are left out where an example says it all.
+        Without ``bodies``, bodies are left out of records with an example.
         """
 
     def find(self, loop: str, events: Sequence[str]) -> list[Entry]:
-        """Return all that was logged about the events, oldest first."""
+        """Return all records about the events, oldest first."""
 
     def newest_of(self, loop: str, user: str, limit: int) -> list[Entry]:
         """Return at most ``limit`` records of a user, the newest first."""
 
-    def of_kind(self, loop: str, kind: str) -> list[Entry]:
-        """Return the records of a rare kind (erase, erased, loop), oldest first."""
-
-    def bases(self, loop: str, before: int) -> Iterator[Entry]:
-        """Yield the base records in front of a position, oldest first."""
+    def of_kind(self, loop: str, kind: str, after: int = 0, limit: int = NO_LIMIT) -> list[Entry]:
+        """Return at most ``limit`` records of a rare kind (erase, base, loop) behind ``after``, oldest first."""
 
     def erase(self, loop: str, user: str, body: Callable[[int], bytes], epoch: int | None = None) -> int:
-        """Delete the user's records and the rewards of the user's events; append ``erased``; return how many went.
+        """Delete the user's records and the rewards of the user's events; append ``erased``; return the number deleted.
 
-        The record says that somebody was erased, not who. Older base records that newer ones replace go too.
+        The record does not name the user. Older base records that newer ones replace are deleted too.
         An ``epoch`` is checked as in ``append``.
         """
 
     def prune(self, loop: str, old: Pruning, after: int = 0, epoch: int | None = None) -> int | None:
-        """Delete some records of old events; return what to pass as ``after`` to go on, None once all is done.
+        """Delete some records of old events; return the next ``after``, None once all is done.
 
         A decision goes together with its rewards. Rewards whose event was decided behind the cut stay, and so does
-        whatever is no event: settings, catalogue, notes, the newest base of each user. The last calls give the space
-        back. Each call is one short transaction, may be repeated, and leaves a good log. An ``epoch`` is checked as
+        all other records: settings, catalogue, notes, the newest base of each user. The last calls give the space
+        back. Each call is one short transaction, may be repeated, and leaves a valid log. An ``epoch`` is checked as
         in ``append``.
         """
 
@@ -118,19 +126,25 @@ class Log(Protocol):
         """Return how many bytes the log takes on the disk, indices and free space inside included."""
 
     def scrub(self) -> Iterator[None]:
-        """Leave nothing of deleted records in any file of this machine, step by step; other calls may come between."""
+        """Overwrite deleted records in all files of this machine, step by step; other calls may come between."""
 
     def drop(self, loop: str, position: int) -> None:
-        """Give a damaged record up."""
+        """Drop a damaged record for good."""
 
     def now(self) -> int:
-        """Return the time that a record appended now would have, at least."""
+        """Return the least time that a record appended now would have."""
 
     def hold(self, loop: str) -> int | None:
-        """Return the epoch under which this machine may do what only one may, None while another machine does it."""
+        """Make this machine the loop's holder; return its epoch, None while another machine is the holder."""
 
     def notifications(self) -> int | None:
-        """Return a file that can be read once something was appended, None where callers have to poll."""
+        """Return a file that becomes readable when records are appended, None if callers have to poll."""
 
     def close(self) -> None:
-        """Close for good; what was acknowledged needs no closing to be safe."""
+        """Close for good; acknowledged records are safe without it."""
+
+
+def live_loop(log: Log, loop: str) -> Entry | None:
+    """Return the record that created a loop, None if the loop does not exist or was deleted."""
+    made, deleted = log.of_kind(loop, LOOP), log.of_kind(loop, DELETED)
+    return made[-1] if made and not (deleted and deleted[-1].position > made[-1].position) else None

@@ -19,21 +19,21 @@ LOOP, SETTINGS, DELETED, ACTIONS, MODEL = "loop", "settings", "deleted", "action
 RANK, REWARD, ACTIVATE, TICK = "rank", "reward", "activate", "tick"
 RESIDUAL, UPDATE, JOIN = "residual", "update", "join"
 ERASE, BASE, ERASED = "erase", "base", "erased"
-NOTE = "note"  # what a tool keeps with a loop; the learner passes it over
-PIN = "pin"  # a model that decides for a control group; the learner passes it over
+NOTE = "note"  # data that a tool keeps with a loop; ignored by the learner
+PIN = "pin"  # a model that decides for a control group; ignored by the learner
 ONCE = (RANK, RESIDUAL, UPDATE, JOIN, LOOP)  # an event has at most one record of each of these kinds
 
-# What goes with old events, and how: decisions with their rewards, wherever these are, and the others by position.
+# Records deleted with old events: decisions with their rewards at any position, all others by position.
 OLD = (RANK, TICK, RESIDUAL, UPDATE, ERASED)
 ABOUT = (REWARD, ACTIVATE)
 
-RARE = (LOOP, DELETED, ERASE, ERASED, BASE)  # found by their kind
+RARE = (LOOP, DELETED, ERASE, ERASED, BASE)  # kinds with an index
 
 EMPTY = b"{}"
 
 
 class Record(NamedTuple):
-    """What a caller appends."""
+    """A record to append."""
 
     loop: str
     kind: str
@@ -44,9 +44,9 @@ class Record(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """A record as the log has it: ``position`` counts from 1 in each loop, ``time`` is microseconds since 1970.
+    """A stored record: ``position`` counts from 1 in each loop, ``time`` is microseconds since 1970.
 
-    Readers that asked for no bodies get ``b""`` where there is an example.
+    ``body`` is ``b""`` if there is an example and the reader requested no bodies.
     """
 
     loop: str
@@ -74,7 +74,7 @@ class DamagedRecord(Exception):  # noqa: N818
 
 
 def checksum(entry: Entry) -> bytes:
-    """Return 16 bytes: BLAKE2b of what the learner reads, then of the body."""
+    """Return 16 bytes: BLAKE2b of the fields that the learner reads, then of the body."""
     return checksum_of(entry) + body_checksum(entry.body)
 
 
@@ -89,7 +89,7 @@ def body_checksum(body: bytes) -> bytes:
 
 
 def check(entry: Entry, stored: bytes, *, with_body: bool) -> None:
-    """Raise ``DamagedRecord`` unless the checksum matches, that of the body too where it was read."""
+    """Raise ``DamagedRecord`` unless the checksum matches; that of the body is checked if it was read."""
     try:
         good = stored[:8] == checksum_of(entry) and not (with_body and stored[8:] != body_checksum(entry.body))
     except (TypeError, UnicodeEncodeError):  # not even of the right type
@@ -109,7 +109,7 @@ _ALIGNED, _PART = 1, 2
 _SPREAD = struct.Struct("<dI")  # variance, how many slopes
 
 
-class Example(msgspec.Struct, frozen=True, gc=False):
+class HashedExample(msgspec.Struct, frozen=True, gc=False):
     """The hashed features of a context and of one action: feature hashes and raw values."""
 
     hashes: bytes  # uint32, little-endian; the context's come first
@@ -119,15 +119,15 @@ class Example(msgspec.Struct, frozen=True, gc=False):
 
 
 class DecisionExample(msgspec.Struct, frozen=True, gc=False):
-    """What the learner needs of a decision, or of feedback on an action that nobody decided on here."""
+    """The learner's part of a decision, or of feedback on an action that was chosen elsewhere."""
 
-    features: Example
+    features: HashedExample
     settings: int  # position of the settings it was made under
     baseline_weight: float  # 1/p where the action taken was the first one allowed, else 0
     deferred: bool
     agreed: bool | None  # whether an apprentice's policy drew the action taken; None where the loop was no apprentice
     control: bool = False  # whether the control group's baseline decided
-    learn_after: int | None = None  # microseconds after which it is learned from, where failures are not told
+    learn_after: int | None = None  # microseconds after which it is learned, if callers do not report failures
     feedback: float | None = None  # its reward, where it is feedback
 
     def encode(self) -> bytes:
@@ -164,9 +164,9 @@ class Spread(NamedTuple):
 
 
 class ResidualExample(NamedTuple):
-    """What the learner needs of a device's residual."""
+    """The learner's part of a device's residual."""
 
-    features: Example
+    features: HashedExample
     version: int
     label: float
     local: float
@@ -196,23 +196,23 @@ def read_residual(data: bytes) -> ResidualExample:
     return ResidualExample(features, version, label, local, global_ if flags & _ALIGNED else None, spread)
 
 
-def _features(data: bytes, start: int, n_context: int, *, with_fields: bool = False) -> Example:
+def _features(data: bytes, start: int, n_context: int, *, with_fields: bool = False) -> HashedExample:
     n_bytes = len(data) - start  # of hashes and values, and of fields but for those of the context
     each, rest = divmod(n_bytes + 4 * n_context, 3) if with_fields else divmod(n_bytes, 2)
     if rest or each % 4 or 4 * n_context > each:
         raise ValueError(f"an example must have columns of one length, got {n_bytes} bytes, {n_context} of the context")
     middle, last = start + each, start + 2 * each
-    return Example(data[start:middle], data[middle:last], n_context, data[last:])
+    return HashedExample(data[start:middle], data[middle:last], n_context, data[last:])
 
 
 def encode_reward(value: float, reward_id: str | None, outcome: str | None = None) -> bytes:
-    """Return a reward or a named outcome for the learner: its value, and what tells it from others of its event."""
+    """Return a reward or a named outcome for the learner: its value, and the key by which a repeat is recognized."""
     key = f"={value!r}" if reward_id is None else reward_id
     return _REWARD.pack(value) + (key if outcome is None else outcome_key(outcome, key)).encode()
 
 
 def read_reward(data: bytes) -> tuple[float, str]:
-    """Return the value and the key by which a repeat is known."""
+    """Return the value and the key by which a repeat is recognized."""
     return _REWARD.unpack_from(data)[0], data[_REWARD.size :].decode()
 
 
@@ -234,7 +234,7 @@ class CatalogueReference(msgspec.Struct, gc=False):
 
 
 class LoggedAction(msgspec.Struct, gc=False):
-    """Either of them, read."""
+    """An inline action or a catalogue reference, decoded."""
 
     id: str
     features: msgspec.Raw = msgspec.Raw(b"")
@@ -260,14 +260,14 @@ class RankBody(msgspec.Struct, gc=False):
 class Asked(msgspec.Struct, omit_defaults=True, gc=False):
     """From which items of the catalogue those of a page were drawn."""
 
-    n: int  # places that were asked for
-    places: int  # that were filled: fewer where there were no more candidates
+    n: int  # requested places
+    places: int  # filled places: fewer if there were not enough candidates
     catalogue: int  # position of its last change
     time: int  # by which items expire; microseconds since 1970
     filter: msgspec.Raw = msgspec.Raw(b"{}")
     exclude: list[str] = []
     exclude_seen: bool | float = False
-    seen: list[str] = []  # what that left out
+    seen: list[str] = []  # the excluded items
     popular: bool = False  # drawn by popularity, as the loop had learned nothing
 
 
@@ -286,14 +286,14 @@ class RecommendBody(RankBody, gc=False):
 
 
 class FeedbackBody(RankBody, omit_defaults=True, gc=False):
-    """Feedback on the only action, which nobody decided on here: there are no probabilities and no scores."""
+    """Feedback on the only action, which was chosen elsewhere: there are no probabilities and no scores."""
 
     reward: float | None = None
     happened: int | None = None  # microseconds since 1970
 
 
 class LoggedRank(RankBody, gc=False):
-    """Any of them, read."""
+    """A decision, a recommended item or feedback, decoded."""
 
     actions: list[LoggedAction]
     page: Place | None = None  # of a recommended item
@@ -319,7 +319,7 @@ class ActionsBody(msgspec.Struct):
 
 
 class ResidualBody(msgspec.Struct, omit_defaults=True, gc=False):
-    """What a device says of an example: [FedRes]'s triplet, and the model it was made with."""
+    """A device's residual for an example: [FedRes]'s triplet, and the model it was made with."""
 
     context: msgspec.Raw
     action: InlineAction
@@ -342,30 +342,30 @@ class UpdateBody(msgspec.Struct, gc=False):
 
 
 class EraseBody(msgspec.Struct, omit_defaults=True):
-    """That a user is to be erased; the record names the user and goes with the user's others.
+    """A request to erase a user; the record names the user and is deleted with the user's other records.
 
-    A record without a user is about old events: somebody asks that those ``before`` a time go, or, with a ``cut``, the
-    holder of the loop says up to which position they do.
+    Without a user it is about old events: a request to delete those ``before`` a time or, with a ``cut``, the
+    announcement of the loop's holder up to which position they are deleted.
     """
 
-    token: str  # by which the erasure is known when it is complete
+    token: str  # identifies the erasure when it is complete
     before: int = 0  # microseconds since 1970
     cut: int = 0
 
 
 class ErasedBody(msgspec.Struct, omit_defaults=True):
-    """That somebody was erased, not who: the models as of position ``base`` are in the base records before this one.
+    """A complete erasure, without the user: the models as of position ``base`` are in the base records before it.
 
-    With a ``cut``, that events decided up to there are deleted from here on.
+    With a ``cut``, events decided up to there are deleted from here on.
     """
 
     records: int
     base: int
     token: str
-    others: list[str] = []  # tokens of repeated requests to erase the same user, whose records went too
+    others: list[str] = []  # tokens of repeated requests to erase the same user, whose records were deleted too
     cut: int = 0
-    begun: int = 0  # position of the record that told learners to forget these events
-    before: int = 0  # older ones are gone; microseconds since 1970
+    begun: int = 0  # position of the record that made learners forget these events
+    before: int = 0  # older ones are deleted; microseconds since 1970
 
 
 encode = msgspec.json.Encoder().encode

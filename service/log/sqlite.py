@@ -1,8 +1,8 @@
 """The log in one SQLite file.
 
 A commit is on the disk before ``append`` returns (WAL, every commit synced). Any failure of the disk or of SQLite
-closes the connection; the next call opens the file anew and reads what is really there. A batch whose commit failed was
-not acknowledged and is there as a whole or not at all: a caller who tries again may meet a ``Duplicate``.
+closes the connection; the next call reopens the file and reads its actual state. A batch whose commit failed was not
+acknowledged and is stored as a whole or not at all: a caller who tries again may get a ``Duplicate``.
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ import functools
 import os
 import sqlite3
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedres.checks import whole
 from service.log.checking import check_group, checked, duplicate, readable
-from service.log.protocol import NO_EPOCHS, Group, Head, Outcome, Pruning, Refused, StoreUnavailable
+from service.log.protocol import NO_EPOCHS, NO_LIMIT, Group, Head, Outcome, Pruning, Refused, StoreUnavailable
 from service.log.records import (
     ABOUT,
     ACTIVATE,
@@ -39,7 +38,7 @@ from service.log.records import (
 )
 from service.log.sqlite_gaps import dirty_pages, overwrite, page_size, pages_in_wal
 from service.log.sqlite_schema import INCREMENTAL, Connect, Connection, close, name_of, opened, quick_check, sqlite_file
-from service.log.sqlite_wal import wal_damage
+from service.times import system_clock
 
 if TYPE_CHECKING:
     from service.log.opening import Store
@@ -59,7 +58,7 @@ ERASE_USER = f"""DELETE FROM log WHERE rowid IN (
     SELECT rowid FROM log WHERE loop = ?1 AND user = ?2
     UNION SELECT about.rowid FROM log AS rank JOIN log AS about ON about.loop = rank.loop AND about.event = rank.event
     WHERE rank.loop = ?1 AND rank.user = ?2 AND rank.kind = '{RANK}' AND about.kind IN ('{REWARD}', '{ACTIVATE}'))"""
-IS_RARE = f"kind IN {RARE}"  # SQLite uses the index log_by_kind only where a query says so in the index's own words
+IS_RARE = f"kind IN {RARE}"  # SQLite uses the index log_by_kind only for queries with the same condition
 REPLACED_BASES = f"""DELETE FROM log WHERE rowid IN (
     SELECT base FROM (
         SELECT rowid AS base, position, max(position) OVER (PARTITION BY user) AS newest
@@ -104,22 +103,15 @@ CODES = {
 }
 
 
-def system_clock() -> int:
-    """Return microseconds since 1970."""
-    return time.time_ns() // 1_000
-
-
-def open_store(store: Store, *, verify: bool, listen: bool, accept_loss: bool) -> SqliteLog:
-    """Return the log in a store's file; nobody needs to ``listen``, as all who append are on this machine."""
-    if verify and not accept_loss and (damage := wal_damage(store.path)) is not None and damage.certain:
-        raise StoreUnavailable("damaged", f"{store.path}-wal is damaged: {damage} (fedres log verify)")
+def open_store(store: Store, *, verify: bool, listen: bool) -> SqliteLog:
+    """Return the log in a store's file; ``listen`` has no effect, as all writers are on this machine."""
     return SqliteLog(sqlite_file(store.path), verify=verify)
 
 
 class SqliteLog:
-    """The log behind ``connect``, made if it is not there yet.
+    """The log behind ``connect``, created if missing.
 
-    Threads may share one; they take turns. Whoever wants to read while others commit opens a second one. ``verify``
+    Threads may share one; they take turns. To read while others commit, open a second one. ``verify``
     reads the whole file once, to find damage before anything is written to it.
     """
 
@@ -173,15 +165,9 @@ class SqliteLog:
         rows = "INDEXED BY log_by_user WHERE loop = ? AND user = ? ORDER BY rowid DESC LIMIT ?"
         return self._select(BODIES, rows, loop, user, limit)
 
-    def of_kind(self, loop: str, kind: str) -> list[Entry]:
-        return self._select(BODIES, f"WHERE loop = ? AND kind = '{kind}' AND {IS_RARE} ORDER BY position", loop)
-
-    def bases(self, loop: str, before: int) -> Iterator[Entry]:
-        after = 0
-        where = f"WHERE loop = ? AND kind = '{BASE}' AND {IS_RARE} AND position > ? AND position < ?"
-        while entries := self._select(BODIES, f"{where} ORDER BY position LIMIT 500", loop, after, before):
-            yield from entries
-            after = entries[-1].position
+    def of_kind(self, loop: str, kind: str, after: int = 0, limit: int = NO_LIMIT) -> list[Entry]:
+        rows = f"WHERE loop = ? AND kind = '{kind}' AND {IS_RARE} AND position > ? ORDER BY position LIMIT ?"
+        return self._select(BODIES, rows, loop, after, limit)
 
     def erase(self, loop: str, user: str, body: Callable[[int], bytes], epoch: int | None = None) -> int:
         with self._connection() as db:
@@ -214,7 +200,7 @@ class SqliteLog:
         return int(n_pages) * int(page) + (wal.stat().st_size if wal.exists() else 0)
 
     def scrub(self) -> Iterator[None]:
-        """Overwrite what deleted records left in unused parts of pages; appends may come between two steps.
+        """Overwrite leftovers of deleted records in unused parts of pages; appends may come between two steps.
 
         From the first step on, all pages that change are in the write-ahead log, so nothing is missed at the end.
         """
@@ -224,12 +210,10 @@ class SqliteLog:
             _empty_wal(db)
         if not path.is_file():
             return  # a disk of SQLite's own kind, which no other file call can reach
-        file = self._own_file(path)
-        dirty: set[int] = set()
-        for n_slices, pages in enumerate(dirty_pages(file)):
-            if n_slices:
-                yield
-            dirty.update(pages)
+        if self._file is None:  # for as long as this log is open: to close it would give up SQLite's locks
+            self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        file = self._file
+        dirty = yield from dirty_pages(file)
         with self._connection() as db:
             if db is not begun:
                 raise StoreUnavailable("busy", "the store was opened anew while it was cleaned: clean it again")
@@ -237,12 +221,6 @@ class SqliteLog:
             _empty_wal(db)
             self._drop()
             overwrite(file, dirty)
-
-    def _own_file(self, path: Path) -> int:
-        """Return the open file, for as long as this log is open: to close it would give up SQLite's locks."""
-        if self._file is None:
-            self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        return self._file
 
     def drop(self, loop: str, position: int) -> None:
         with self._connection() as db, self._transaction(db, {loop}) as batch:
@@ -283,7 +261,7 @@ class SqliteLog:
 
     @contextlib.contextmanager
     def _connection(self) -> Iterator[Connection]:
-        """Lend the connection; whatever goes wrong with it, the next caller gets a new one."""
+        """Yield the connection; after any failure the next caller gets a new one."""
         with self._turn:
             if self._closed:
                 raise StoreUnavailable("closed", "the log is closed")
@@ -302,7 +280,7 @@ class SqliteLog:
 
     @contextlib.contextmanager
     def _transaction(self, db: Connection, loops: set[str]) -> Iterator[_Batch]:
-        """Lend a batch that changes these loops, and commit; whoever lends the connection undoes what fails."""
+        """Yield a batch that changes these loops, and commit; ``_connection`` undoes a failed one."""
         db.execute("BEGIN IMMEDIATE")
         batch = _Batch(db, self.clock, loops)
         yield batch
@@ -316,7 +294,7 @@ class SqliteLog:
 
 
 class _Batch:
-    """One transaction: numbers records, and notes where each loop's log ends then."""
+    """One transaction: numbers records, and notes the new end of each loop's log."""
 
     def __init__(self, db: Connection, clock: Callable[[], int], loops: set[str]) -> None:
         self._db = db
@@ -325,7 +303,7 @@ class _Batch:
         self._changed: set[str] = set()
 
     def insert(self, groups: Sequence[Group]) -> list[Outcome]:
-        """Insert many groups by one statement, and where that fails one by one."""
+        """Insert many groups by one statement; if that fails, insert them one by one."""
         outcomes: list[Outcome] = []
         some: list[Group] = []
         n_rows = 0
@@ -338,16 +316,20 @@ class _Batch:
         return outcomes + self._insert_some(some) if some else outcomes
 
     def _insert_some(self, groups: Sequence[Group]) -> list[Outcome]:
-        if len(groups[0]) > ROWS_PER_STATEMENT:  # alone, and in several statements
-            return [self._insert_one(groups[0])]
-        before = dict(self._heads)
+        before, is_large = dict(self._heads), len(groups[0]) > ROWS_PER_STATEMENT
+        if is_large:  # it is alone, and takes several statements
+            self._db.execute("SAVEPOINT large")
         try:
             return self._insert_rows(groups)
         except (Refused, UnicodeEncodeError, sqlite3.Error) as error:
-            self._heads = before
             if isinstance(error, sqlite3.Error) and not _is_refusal(error):
                 raise
-        return [self._insert_one(group) for group in groups]
+            if is_large:
+                self._db.execute("ROLLBACK TO large")
+            self._heads = before
+            if len(groups) == 1:
+                return [self._refused(groups[0], error)]
+        return [outcome for group in groups for outcome in self._insert_some([group])]
 
     def _insert_rows(self, groups: Sequence[Group]) -> list[Outcome]:
         values: list[Any] = []
@@ -362,27 +344,14 @@ class _Batch:
             self._db.execute(_insertion(len(some) // 9), tuple(some))
         return outcomes
 
-    def _insert_one(self, group: Group) -> Outcome:
-        before = dict(self._heads)
-        self._db.execute("SAVEPOINT one")
-        try:
-            [outcome] = self._insert_rows([group])
-        except (Refused, UnicodeEncodeError, sqlite3.Error) as error:
-            if isinstance(error, sqlite3.Error) and not _is_refusal(error):
-                raise
-            self._db.execute("ROLLBACK TO one")
-            self._heads = before
-            outcome = self._refused(group, error)
-        self._db.execute("RELEASE one")
-        return outcome
-
     def _refused(self, group: Group, error: Exception) -> Refused:
         if isinstance(error, Refused):
             return error
         if isinstance(error, UnicodeEncodeError):
             return Refused(f"a record must be valid Unicode: {error}")
         if _code(error) == sqlite3.SQLITE_TOOBIG:
-            return Refused(f"body must be shorter than SQLite's limit, got {max(len(one.body) for one in group)} bytes")
+            longest = max(len(record.body) for record in group)
+            return Refused(f"body must be shorter than SQLite's limit, got {longest} bytes")
         for record in group:
             if record.kind not in ONCE:
                 continue
@@ -431,7 +400,7 @@ def _insertion(n_rows: int) -> str:
 
 
 def entry_of(row: tuple[Any, ...], *, with_body: bool) -> Entry:
-    """Return a row as an entry, checked; without a body where none was read."""
+    """Return a row as an entry, checked; without a body if it was not read."""
     loop, position, time, kind, event, user, digest, example, body = row
     entry = Entry(loop, position, time, kind, event, user, example, body or b"")
     check(entry, digest, with_body=with_body or body is not None)

@@ -1,7 +1,7 @@
 """Overwrites what deleted records leave behind inside the pages of a SQLite file.
 
 ``secure_delete`` overwrites a deleted cell and a freed page. But where SQLite moves cells from page to page to balance
-a b-tree, copies of them stay in the unused middle of the old page, and are there long after the record was deleted. No
+a b-tree, copies of them stay in the unused middle of the old page long after the record was deleted. No
 statement reaches them short of VACUUM, which writes the whole file anew. So the unused parts of pages are overwritten
 in the file itself: nothing ever reads them, and the checks of SQLite ignore them.
 
@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from pathlib import Path
 
 SLICE_PAGES = 1_024  # looked at in one go, about 2 ms
 # A page that begins with one of these bytes belongs to a b-tree: all others begin with a page number below 2^25, but
-# for pointer maps, which begin with any byte and are known by their numbers.
+# for pointer maps, which begin with any byte and are identified by their numbers.
 HEADER_BYTES = {2: 12, 5: 12, 10: 8, 13: 8}
 MOST_PAGES = 1 << 25
 FILE_HEADER = 100  # bytes, in front of the first page's own header
@@ -31,22 +31,23 @@ _WAL_HEADER, _FRAME_HEADER = 32, 24
 Range = tuple[int, int]
 
 
-def dirty_pages(file: int) -> Iterator[list[int]]:
-    """Yield numbers of pages with something in their unused parts, for one slice of an open file after the other."""
-    size, maps = page_size(file), _Maps(file)
+def dirty_pages(file: int) -> Generator[None, None, set[int]]:
+    """Return the numbers of pages whose unused parts are not zero; yield between two slices of an open file."""
+    size, maps, dirty = page_size(file), _Maps(file), set[int]()
     n_pages = os.fstat(file).st_size // size
     if n_pages >= MOST_PAGES:
         raise ValueError(f"the file must have fewer than {MOST_PAGES} pages to be cleaned, got {n_pages}: VACUUM it")
     for first in range(1, n_pages + 1, SLICE_PAGES):
+        if first > 1:
+            yield
         data = os.pread(file, SLICE_PAGES * size, (first - 1) * size)
-        dirty = []
         for at in range(0, len(data), size):
             number = first + at // size
             if (data[at] in HEADER_BYTES or number == 1) and number not in maps:
                 page = data[at : at + size]
                 if any(page[start:end].strip(b"\0") for start, end in unused(page, number)):
-                    dirty.append(number)
-        yield dirty
+                    dirty.add(number)
+    return dirty
 
 
 def overwrite(file: int, pages: Iterable[int]) -> int:
@@ -67,7 +68,7 @@ def overwrite(file: int, pages: Iterable[int]) -> int:
 
 
 def unused(page: bytes, number: int) -> list[Range]:
-    """Return which parts of a page are in no use: its middle, and its free blocks; none of a page of another kind."""
+    """Return the unused parts of a page: its middle and its free blocks; none for a page of another kind."""
     start = FILE_HEADER if number == 1 else 0
     kind, block, n_cells, content, _ = _HEADER.unpack_from(page, start)
     header = HEADER_BYTES.get(kind)
@@ -75,7 +76,7 @@ def unused(page: bytes, number: int) -> list[Range]:
         return []
     gap = start + header + 2 * n_cells, content or 65_536
     if not gap[0] <= gap[1] <= len(page):
-        return []  # damaged; whoever reads it will say so
+        return []  # damaged; reading it raises the error
     ranges = [gap]
     while block and len(ranges) < len(page) // 4:
         if not gap[1] <= block <= len(page) - _BLOCK.size:
@@ -94,7 +95,7 @@ def page_size(file: int) -> int:
 
 
 class _Maps:
-    """Pages with pointers to others, in files that can be shortened: one in front of all those that it is about.
+    """Pointer map pages, in files that can be shortened: each precedes the pages that it describes.
 
     https://www.sqlite.org/fileformat2.html#pointer_map_or_ptrmap_pages
     """

@@ -59,7 +59,7 @@ SCHEMA = (
 
 
 class Connection(Protocol):
-    """All that the log asks of a connection, which must be in autocommit mode and raise ``sqlite3.Error``."""
+    """The connection that the log needs; it must be in autocommit mode and raise ``sqlite3.Error``."""
 
     def execute(self, sql: str, parameters: tuple[Any, ...] = ..., /) -> Iterable[Any]: ...
     def close(self) -> None: ...
@@ -69,13 +69,13 @@ Connect = Callable[[], Connection]
 
 
 def sqlite_file(path: str | os.PathLike[str], busy_seconds: float = 5.0) -> Connect:
-    """Return what opens connections to ``path`` that wait ``busy_seconds`` for a lock of another process."""
+    """Return a function that opens connections to ``path``, which wait ``busy_seconds`` for another process's lock."""
     not_negative("busy_seconds", busy_seconds)
     return partial(sqlite3.connect, path, timeout=busy_seconds, isolation_level=None, check_same_thread=False)
 
 
 def opened(connect: Connect) -> Connection:
-    """Return a connection to a log of ours; another file is refused before anything is written to it."""
+    """Return a connection to our log; a foreign file is refused before anything is written to it."""
     db = connect()
     try:
         _prepare(db)

@@ -1,7 +1,7 @@
 """Finds damage in a write-ahead log of SQLite, which SQLite itself takes for the end of the file.
 
 Every frame has a checksum that continues the one before. Where one does not match, SQLite stops reading: right after a
-power cut, when the last commit was not finished, but a flipped bit would take every later commit with it in silence.
+power cut, when the last commit was not finished, but a flipped bit would silently lose every later commit.
 https://www.sqlite.org/fileformat2.html#walformat
 """
 
@@ -39,9 +39,9 @@ class WalDamage(NamedTuple):
 
 
 def wal_damage(database: Path, *, in_use: bool = False) -> WalDamage | None:
-    """Return what is wrong with the write-ahead log beside ``database``, None if nothing is.
+    """Return the damage of the write-ahead log beside ``database``, None if it is intact.
 
-    While it is ``in_use``, the file says where it ends: what lies behind is left over and means nothing.
+    While it is ``in_use``, the -shm file has its end: frames behind it are leftovers.
     """
     damage = _look(database, in_use)
     if damage is not None and in_use:
@@ -68,7 +68,7 @@ def _valid_frames(index: Path) -> int:
 
 
 def damage_of(data: bytes) -> WalDamage | None:
-    """Return what is wrong with the content of a write-ahead log."""
+    """Return the damage in the content of a write-ahead log."""
     if len(data) <= _HEADER.size:
         return None
     magic, _, page_size, _, salt_1, salt_2, *checksum = _HEADER.unpack_from(data)
@@ -82,7 +82,7 @@ def damage_of(data: bytes) -> WalDamage | None:
         _, _, *salts, first, second = _FRAME.unpack_from(frame)
         computed = _sum(frame[_FRAME.size :], _sum(frame[:8], state, order), order)
         if salts != [salt_1, salt_2] or computed != (first, second):
-            live = [one for one in frames[k:] if _is_live(one, salt_1, salt_2)]
+            live = [later for later in frames[k:] if _is_live(later, salt_1, salt_2)]
             n_commits = max(_commits(live, start, order) for start in (computed, (first, second)))
             return WalDamage(k + 1, n_commits, n_commits > 1) if n_commits else None
         state = computed

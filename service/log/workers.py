@@ -1,7 +1,7 @@
-"""Long work on the log is done in processes of its own, at the lowest priority, so that no decision waits for it.
+"""Worker processes for long work on the log, at the lowest priority, so that no decision waits for it.
 
-Threads would not do: those that work share one interpreter lock with the thread that decides. A process is started by
-the first question, remembers what it has read, and ends with its ranker, or after a while without questions.
+Threads would share one interpreter lock with the thread that decides. A process starts with the first request, caches
+the records it has read, and ends with its ranker, or after a while without requests.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from functools import cache
 from io import FileIO
 from typing import Any, Protocol, TypeVar, cast
 
-from service.errors import ApiError, unavailable
+from service.errors import ApiError
 from service.log.client import framed_bytes, read_frame, receive_frame
 from service.log.opening import Store, open_log
-from service.log.protocol import Log, StoreUnavailable
+from service.log.protocol import Log, StoreUnavailable, unavailable
 from service.log.records import DamagedRecord
 
-SECONDS = 120.0  # that an answer may take, its wait for others included
-JOB_SECONDS = 3_600.0  # that an evaluation may take, with those before it
+SECONDS = 120.0  # for a reply, including the wait for earlier requests
+JOB_SECONDS = 3_600.0  # for an evaluation, including those before it
 IDLE_SECONDS = 300.0  # after which the process ends
 REST = 9.0  # times as long as a report took, before the next one of the loop: a tenth of a core at most
 
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class Worker:
-    """What functions work with: the log, and what they have made of it before."""
+    """The log and the cached results that functions work with."""
 
     def __init__(self, log: Callable[[], Log], rest: float = 0.0) -> None:
         self._log = log
@@ -45,7 +45,7 @@ class Worker:
         return self._log()
 
     def kept(self, make: Callable[..., T], *arguments: Any) -> T:
-        """Return what ``make`` returned last time it was called with these arguments, or returns now."""
+        """Return the result of ``make`` with these arguments, from the cache if it was called before."""
         entry = self._kept.get(make)
         if entry is None or entry[0] != arguments:
             self._kept[make] = entry = arguments, make(*arguments)
@@ -81,7 +81,7 @@ class WorkerProcess:
         self._process: Process | None = None
 
     async def call(self, function: Callable[..., T], *arguments: Any, seconds: float | None = None) -> T:
-        """Return what the function returns there; wait no longer than ``seconds``, ``SECONDS`` by default."""
+        """Return the function's result from the process; wait at most ``seconds``, by default ``SECONDS``."""
         patience = SECONDS if seconds is None else seconds
         message = pickle.dumps((function, arguments))
         try:
@@ -90,7 +90,7 @@ class WorkerProcess:
                 exchange = asyncio.ensure_future(self._exchange(message))
                 exchange.add_done_callback(self._end_turn)
                 failed, answer = await asyncio.shield(exchange)  # the next turn begins when this answer is read
-        except TimeoutError:  # the process goes on, and knows more when it is asked again
+        except TimeoutError:  # the process continues, and can reply sooner next time
             text = f"the report, with those asked for before it, took longer than {patience:g} s; try again"
             raise ApiError(503, "report_timeout", text) from None
         except (ConnectionError, asyncio.IncompleteReadError):
@@ -107,7 +107,7 @@ class WorkerProcess:
     def _end_turn(self, exchange: asyncio.Future[tuple[bool, Any]]) -> None:
         self._turn.release()
         if not exchange.cancelled():
-            exchange.exception()  # whoever asked may have gone away
+            exchange.exception()  # the caller may have gone away
 
     async def _exchange(self, message: bytes) -> tuple[bool, Any]:
         if self._process is None or self._process.returncode is not None:
@@ -142,12 +142,12 @@ class WorkerProcess:
 
 
 def main() -> None:
-    """Do what is asked for on standard input, and answer on standard output: whether it failed, and what came of it."""
+    """Read requests from standard input; write replies to standard output: whether it failed, and the result."""
     os.nice(19)
     gc.disable()  # nothing here is in cycles, and a collection looks at all events that are remembered
     questions, answers = FileIO(0), sys.stdout.buffer  # the first without a buffer, which select could not see
     store = pickle.loads(receive_frame(questions.read))
-    worker = Worker(cache(lambda: open_log(store)), REST)  # opened by the first question, which is told why it cannot
+    worker = Worker(cache(lambda: open_log(store)), REST)  # opened by the first request, which gets any error
     while select.select([questions], [], [], IDLE_SECONDS)[0]:
         try:
             message = receive_frame(questions.read)

@@ -11,7 +11,7 @@ import logging
 import selectors
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -31,19 +31,20 @@ from service.log.client import (
     framed,
     read_request,
 )
-from service.log.direct import erase, prune
-from service.log.protocol import Log, StoreUnavailable
+from service.log.protocol import NO_EPOCHS, Group, Log, Outcome, Pruning, StoreUnavailable
+from service.log.records import ERASE, ErasedBody, decode_erase, encode
 
 READ_BYTES = 1 << 18
 MOST_RECORDS = 2_000  # in one transaction
 IDLE_SECONDS = 1.0  # between two signs of life where nothing arrives
 SEND_SECONDS = 5.0  # after which a client that takes no replies is dropped
+PRUNED = "pruned {}"  # the note of the last pruning of a loop that is done, by where it began
 
 log = logging.getLogger("fedres.service")
 
 
 class Writer:
-    """Serves ``listener`` from one thread. ``open_log`` is called again after a failure to open."""
+    """Serves ``listener`` from one thread. If ``open_log`` fails, it is called again later."""
 
     def __init__(
         self,
@@ -53,24 +54,24 @@ class Writer:
     ) -> None:
         self._open_log = open_log
         self._log: Log | None = None
-        self._committed = committed  # told how many records a commit had, and how long it took
+        self._committed = committed  # called with the number of records of a commit and its duration
         self._clients: dict[socket.socket, Frames] = {}
         self._selector = selectors.DefaultSelector()
         self._listener = listener
         listener.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ)
         self._stopping = False
-        self._scrub: Iterator[None] | None = None  # what is left to do of the ticket
+        self._scrub: Iterator[None] | None = None  # the rest of the work for the ticket
         self._ticket: int | None = None
         self._scrub_failure: Exception | None = None
-        self._trouble: str | None = None  # why the store took nothing last
+        self._trouble: str | None = None  # the store's last error
 
     def watch(self, file: Any, call: Callable[[], object]) -> None:
-        """Call back whenever ``file`` can be read."""
+        """Call ``call`` whenever ``file`` is readable."""
         self._selector.register(file, selectors.EVENT_READ, call)
 
     def stop(self) -> None:
-        """End ``run`` once what has arrived is answered."""
+        """End ``run`` once all received requests are answered."""
         self._stopping = True
 
     def run(self, beat: Callable[[], None] = lambda: None) -> None:
@@ -104,16 +105,10 @@ class Writer:
                     continue
             self._append(appends)
             appends, n_records = [], 0
-            if isinstance(request, Append) and request.epochs:  # alone: it may be refused as a whole
+            if not isinstance(request, Append):
+                self._send(client, self._answer(request))
+            elif request.epochs:  # alone: it may be refused as a whole
                 self._append([(client, request)])
-            if isinstance(request, Erase):
-                self._send(client, self._erase(request))
-            elif isinstance(request, Prune):
-                self._send(client, self._prune(request))
-            elif isinstance(request, Scrub):
-                self._send(client, self._scrubbed(request))
-            elif isinstance(request, Ping):
-                self._send(client, self._ping(request))
         self._append(appends)
 
     def _accept(self) -> None:
@@ -141,7 +136,7 @@ class Writer:
         began = time.perf_counter()
         try:
             outcomes = [as_reply(outcome) for outcome in self._opened().append(groups, appends[0][1].epochs)]
-        except Exception as error:  # whatever it is, nobody may wait for ever
+        except Exception as error:  # any error: nobody may wait forever
             self._note(error)
             for client, request in appends:
                 self._send(client, _failed(request.id, error))
@@ -154,34 +149,40 @@ class Writer:
             self._send(client, Done(request.id, outcomes[first:last]))
             first = last
 
-    def _erase(self, request: Erase) -> Reply:
+    def _answer(self, request: Erase | Prune | Scrub | Ping) -> Reply:
         try:
-            n_erased = erase(self._opened(), request.loop, request.user, request.base, request.token, request.epoch)
-            return Done(request.id, [n_erased])
+            return Done(request.id, self._do(self._opened(), request))
         except Exception as error:
+            if isinstance(request, Ping):
+                self._note(error)
             return _failed(request.id, error)
 
-    def _prune(self, request: Prune) -> Reply:
-        try:
-            after = prune(self._opened(), request.loop, request.old, request.after, request.epoch)
-            return Done(request.id, [] if after is None else [after])
-        except Exception as error:
-            return _failed(request.id, error)
+    def _do(self, store: Log, request: Erase | Prune | Scrub | Ping) -> list[int | tuple[str, int]]:
+        if isinstance(request, Erase):
+            return [erase(store, request.loop, request.user, request.base, request.token, request.epoch)]
+        if isinstance(request, Prune):
+            after = prune(store, request.loop, request.old, request.after, request.epoch)
+            return [] if after is None else [after]
+        if isinstance(request, Scrub):
+            return [int(self._is_scrubbed(store, request.ticket))]
+        if not request.write:
+            store.append([])
+            return []
+        store.set_note("tried", str(time.time()))
+        self._note(None)
+        return [0]
 
-    def _scrubbed(self, request: Scrub) -> Reply:
-        """Begin to clean the files for a new ticket; say whether that is done."""
-        try:
-            if request.ticket != self._ticket:
-                self._ticket, self._scrub, self._scrub_failure = request.ticket, self._opened().scrub(), None
-            if self._scrub_failure is not None:
-                self._ticket = None  # the next one begins again
-                raise self._scrub_failure
-            return Done(request.id, [int(self._scrub is None)])
-        except Exception as error:
-            return _failed(request.id, error)
+    def _is_scrubbed(self, store: Log, ticket: int) -> bool:
+        """Begin to scrub the files for a new ticket; return whether that is done."""
+        if ticket != self._ticket:
+            self._ticket, self._scrub, self._scrub_failure = ticket, store.scrub(), None
+        if self._scrub_failure is not None:
+            self._ticket = None  # the next one begins again
+            raise self._scrub_failure
+        return self._scrub is None
 
     def _scrub_some(self) -> None:
-        """Clean for a moment; appends come between two moments."""
+        """Scrub for a moment; appends come between two moments."""
         if self._scrub is not None:
             try:
                 next(self._scrub)
@@ -190,20 +191,8 @@ class Writer:
             except Exception as error:
                 self._scrub, self._scrub_failure = None, error
 
-    def _ping(self, request: Ping) -> Reply:
-        try:
-            if request.write:
-                self._opened().set_note("tried", str(time.time()))
-                self._note(None)
-            else:
-                self._opened().append([])
-            return Done(request.id, [0] if request.write else [])
-        except Exception as error:
-            self._note(error)
-            return _failed(request.id, error)
-
     def _note(self, error: Exception | None) -> None:
-        """Log why the store takes nothing, and when it takes something again, once each."""
+        """Log the store's failure and its recovery, once each."""
         trouble = None if error is None else str(error)
         if trouble is not None and trouble != self._trouble:
             log.error("the store takes nothing, and requests are refused with 503: %s", trouble)
@@ -233,3 +222,42 @@ def _failed(request_id: int, error: Exception) -> Failed:
     if isinstance(error, StoreUnavailable):
         return Failed(request_id, error.code, error.message)
     return Failed(request_id, "failed", repr(error))
+
+
+class DirectWriter:
+    """A log writer inside the learner's process, for logs without any other writer."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+
+    def append(self, groups: Sequence[Group], epochs: Mapping[str, int] = NO_EPOCHS) -> list[Outcome]:
+        return self._log.append(groups, epochs)
+
+    def erase(self, loop: str, user: str, base: int, token: str, epoch: int | None = None) -> int:
+        return erase(self._log, loop, user, base, token, epoch)
+
+    def prune(self, loop: str, old: Pruning, after: int, epoch: int | None = None) -> int | None:
+        return prune(self._log, loop, old, after, epoch)
+
+    def scrub(self, ticket: int) -> bool:
+        return not [*self._log.scrub()]
+
+
+def erase(log: Log, loop: str, user: str, base: int, token: str, epoch: int | None) -> int:
+    """Erase a user; return how many records went."""
+    erasures = [entry for entry in log.of_kind(loop, ERASE) if entry.user == user]
+    others = [other for entry in erasures if (other := decode_erase(entry.body).token) != token]
+    return log.erase(loop, user, lambda n: encode(ErasedBody(n, base, token, others)), epoch)
+
+
+def prune(log: Log, loop: str, old: Pruning, after: int, epoch: int | None) -> int | None:
+    """Delete some old events, and note when all are deleted, so that a restart need not check again."""
+    following = log.prune(loop, old, after, epoch)
+    if following is None:
+        log.set_note(PRUNED.format(loop), str(old.begun))
+    return following
+
+
+def is_pruned(log: Log, loop: str, begun: int) -> bool:
+    """Return whether the pruning that began at a position is done."""
+    return log.note(PRUNED.format(loop)) == str(begun)

@@ -1,4 +1,4 @@
-"""The model ``adagrad`` in the service: weights of hashed features, learned by AdaGrad or by a learner of devices.
+"""The model ``adagrad`` in the service: weights of hashed features, learned by AdaGrad or by a device learner.
 
 The shared part is published as it is: 2^bits weights and a constant. The data of a user's block: slots and features
 held (two 32-bit numbers), the position of the last event learned from, then the table of keys, the weights and the sums
@@ -21,8 +21,8 @@ from fedres.decisions.kalman_document import write_safetensors
 from fedres.policies.kernels import explore, pick
 from fedres.scoring.batch import (
     CHUNK_BITS,
-    Events,
-    Shared,
+    AdaGradEvents,
+    AdaGradShared,
     fill_model,
     learn_batch,
     model_in,
@@ -39,16 +39,16 @@ from fedres.scoring.sealing import checksum
 from service.log import records
 from service.log.records import RESIDUAL, Entry, ResidualExample, decode_update, read_residual
 from service.models.guard import combine
-from service.models.loop_metadata import LoopMetadata, LoopView, Statistics
+from service.models.loop_metadata import LoopMetadata, LoopStatistics, LoopView
 from service.models.memory import HEAD, NOT_FOUND, Key, begin_change, end_change, find_block, read_block
 from service.models.personal import PersonalModels, keys_of
 from service.models.protocol import (
-    Columns,
     Explained,
     ItemRows,
     LearnedEvent,
     Policy,
-    Scored,
+    RequestColumns,
+    ScoredRequest,
     joined_rows,
     strongest,
     users_of,
@@ -140,7 +140,7 @@ class AdagradShared:
         users, changed, places = users_of(events, settings)
         features = [event.features for event in events]
         sizes = [len(each.hashes) // 4 for each in features]
-        batch = Events(
+        batch = AdaGradEvents(
             np.frombuffer(b"".join([each.hashes for each in features]), np.uint32),
             np.frombuffer(b"".join([each.values for each in features]), np.float32),
             np.cumsum([0, *sizes], dtype=np.int64),
@@ -148,7 +148,7 @@ class AdagradShared:
             np.array([event.reward for event in events], np.float32),
             places,
         )
-        shared = Shared(*self.model.arrays, 32 - self.model.bits, self._changed)
+        shared = AdaGradShared(*self.model.arrays, 32 - self.model.bits, self._changed)
         memory, keys, n = personal.memory, keys_of(metadata.id, users), len(users)
         offsets, counts, n_slots = np.empty(n, np.int64), np.zeros(n, np.int64), np.zeros(n, np.int64)
         _find_all(memory.words, keys, offsets, counts, n_slots)
@@ -170,7 +170,7 @@ class AdagradShared:
         return self._learn_residual(entry, metadata)
 
     def _learn_residual(self, entry: Entry, metadata: LoopMetadata) -> bool:
-        """Learn what the device's own part leaves over of the label; return False where the defences say no."""
+        """Learn the residual of the label after the device's own part; return False if the defences refuse it."""
         assert entry.example is not None
         residual, settings, model = read_residual(entry.example), metadata.settings, self.model
         keys, values = expanded_example(residual.features, settings.crosses)
@@ -187,7 +187,7 @@ class AdagradShared:
         return True
 
     def _error(self, residual: ResidualExample, example: Example) -> float:
-        """Return label − prediction as the step will have it: AdaGrad clamps predictions to the labels seen."""
+        """Return label − prediction as in the step: AdaGrad clamps predictions to the labels seen."""
         prediction, label = _prediction(self.model, residual, example), residual.label
         low, high = self.model.reward_range
         return label - min(max(prediction, min(low, label)), max(high, label))
@@ -235,7 +235,7 @@ class DenseShared(AdagradShared):
         self._changed[:] = 1
 
     def learn_upload(self, entry: Entry, metadata: LoopMetadata) -> bool:
-        """Learn from a residual, or take in a gradient or a delta; return False where the defences say no."""
+        """Learn from a residual, a gradient or a delta; return False if the defences refuse it."""
         self._changed[:] = 1
         if entry.kind == RESIDUAL:
             return self._learn_residual(entry, metadata)
@@ -268,14 +268,14 @@ def _prediction(model: SharedModel, residual: ResidualExample, example: Example)
 
 
 def _pool(metadata: LoopMetadata) -> Pool | None:
-    """Return how many clients' uploads are combined: half of those that joined, for the others may have gone."""
+    """Return how many clients' uploads are combined: half of those that joined, as others may have left."""
     how = metadata.settings.defences.combine
     if how == "mean":
         return None
     return Pool(min(MOST_POOLED, math.ceil(len(metadata.clients.numbers) / 2)), partial(combine, how=how))
 
 
-def expanded_example(features: records.Example, crosses: bool) -> Example:
+def expanded_example(features: records.HashedExample, crosses: bool) -> Example:
     """Return the keys and values of all features of an example: of the context, the action's own, and their crosses."""
     hashes, values = np.frombuffer(features.hashes, np.uint32), np.frombuffer(features.values, np.float32)
     return expand(Features(hashes, values, np.array([features.n_context, hashes.size], np.int64), crosses), 0)
@@ -355,10 +355,10 @@ class PublishedAdagrad(NamedTuple):
     def device_learners(self) -> str:
         return "'linear' (in Python also 'vw')"
 
-    def n_learned(self, statistics: Statistics) -> int:
+    def n_learned(self, statistics: LoopStatistics) -> int:
         return statistics.learned
 
-    def choose(self, columns: Columns, memory: Array, policy: Policy, crosses: bool) -> tuple[Array, Array]:
+    def choose(self, columns: RequestColumns, memory: Array, policy: Policy, crosses: bool) -> tuple[Array, Array]:
         actions, numbers = np.empty(columns.n_actions.size, np.int64), np.empty((2, columns.allowed.size))
         _choose_all(columns, self.weights, shift_of(self.weights), crosses, memory, policy, actions, numbers)
         return actions, numbers
@@ -383,24 +383,24 @@ class PublishedAdagrad(NamedTuple):
         weights = {str(key): weight for key, weight in personal.weights.items()}
         return {"constant": personal.constant, "weights": weights}
 
-    def score_parts(self, scored: Scored) -> list[tuple[float, float]]:
+    def score_parts(self, scored: ScoredRequest) -> list[tuple[float, float]]:
         hashes, values, _ = joined_rows(scored.rows)
         starts = np.cumsum([row.size for row in scored.rows], dtype=np.int64)
         features = Features(hashes, values, starts, scored.settings.crosses)
         shared, personal = score(features, self.weights, scored.personal)
         return [*zip(shared.tolist(), personal.tolist(), strict=True)]
 
-    def explain(self, scored: Scored, context: bytes, action: tuple[str, bytes]) -> Explained:
+    def explain(self, scored: ScoredRequest, context: bytes, action: tuple[str, bytes]) -> Explained:
         why = explain(context, action, self.weights, scored.personal, crosses=scored.settings.crosses)
         return Explained(action[0], why.shared, why.personal, strongest(why.strongest))
 
-    def personal_variances(self, scored: Scored) -> None:
+    def personal_variances(self, scored: ScoredRequest) -> None:
         return None
 
     def for_devices(self, view: LoopView, weights: Array, since: int | None, changed: Array | None) -> bytes:
         """Return all weights as safetensors, or those that ``changed`` since a version.
 
-        Version 0 is a model of zeros. Where changes are not known any more, or would take more bytes, all are sent.
+        Version 0 is a model of zeros. If changes are no longer known, or would take more bytes, all are sent.
         """
         facts = {"version": str(view.version), "bits": str(weights.size.bit_length() - 1)}
         facts |= {"low": repr(view.seen_range[0]), "high": repr(view.seen_range[1]), "newest": str(view.newest)}
@@ -443,7 +443,7 @@ def _choose_all(
 
 @kernel
 def _predict_items(features: Any, weights: Array, shift: int, memory: Array, key: Any, means: Array) -> None:
-    """Fill in what is expected of items."""
+    """Fill in the expected rewards of items."""
     own = np.empty(words_for(MAX_SLOTS), np.uint64)
     table, own_weights, _ = views(own, 2, _read_own(memory, key[0], key[1], own))
     parts = np.empty((means.size, 2), np.float32)
@@ -454,7 +454,7 @@ def _predict_items(features: Any, weights: Array, shift: int, memory: Array, key
 
 @kernel
 def _read_own(memory: Array, key0: int, key1: int, own: Array) -> Any:
-    """Copy a user's model; return how many slots it has, 0 where there is none or it is being written for too long."""
+    """Copy a user's model; return its number of slots, 0 if it is missing or stays half written."""
     if key0 == 0:
         return 0
     if read_block(memory, key0, key1, own) <= 0:

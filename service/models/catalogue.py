@@ -1,8 +1,8 @@
-"""A loop's catalogue in shared memory: numbered pieces, each with some actions as they were put, or that they are gone.
+"""A loop's catalogue in shared memory: numbered pieces, each with some actions that were put or retired.
 
-A change is published as new pieces at the end, so it costs what it changes; readers apply the pieces that are new to
-them. What a later piece replaces stays in memory at first. When half of all bytes are replaced, the writer moves what
-is left of the oldest pieces to the end, a few of them with each change, and frees them.
+A change is published as new pieces at the end, so its cost is in proportion to its size; readers apply the pieces that
+are new to them. Replaced actions stay in memory at first. When half of all bytes are replaced, the writer moves the
+current actions of the oldest pieces to the end, a few pieces with each change, and frees these pieces.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from service.models.loop_metadata import CatalogueAction
 from service.models.memory import Key, MemoryReader, MemoryWriter, TornRead, key_of
 
 PIECE_BYTES = 1 << 16  # of actions in a piece, unless one action has more
-SPARE_BYTES = 1 << 20  # that actions of earlier may take beside half of all
+SPARE_BYTES = 1 << 20  # that replaced actions may take beside half of all
 MOST_PIECES = 1_000  # beside those that are full: a new reader reads all of them
 MOVED = 4  # bytes that are moved, at most, for each byte that is published
 
-Pieces = tuple[int, int]  # the number of the first piece that there is, and of the next one that there will be
-Change = tuple[str, CatalogueAction | None]  # None: the action is gone
+Pieces = tuple[int, int]  # the numbers of the first existing piece and of the next new one
+Change = tuple[str, CatalogueAction | None]  # None: the action was retired
 
 _pack = msgspec.msgpack.Encoder().encode
 _unpack = msgspec.msgpack.Decoder(list[Change]).decode
@@ -52,7 +52,7 @@ class CatalogueWriter:
         self._unused: list[int] = []  # pieces that the next view does not name
 
     def publish(self, catalogue: Mapping[str, CatalogueAction], changed: Iterable[str] | None) -> Pieces:
-        """Publish the actions that changed, all if that is None; return the pieces for the view that is shown next."""
+        """Publish the changed actions, all if ``changed`` is None; return the pieces for the next view."""
         self._free(self._unused)
         self._unused = []
         published = self._append(catalogue, {**self._newest, **catalogue} if changed is None else changed)
@@ -107,22 +107,22 @@ class CatalogueWriter:
 
 
 class CatalogueCopy:
-    """A ranker's side: the actions that were published, and what rankers made of them."""
+    """A ranker's side: the published actions, and what rankers computed for them."""
 
     def __init__(self) -> None:
         self.actions: dict[str, CatalogueAction] = {}
-        self.references: dict[str, CatalogueReference] = {}  # what is logged of each
-        self.prepared: dict[str, Hashed] = {}  # their features, by whoever hashed them
+        self.references: dict[str, CatalogueReference] = {}  # as logged for each
+        self.prepared: dict[str, Hashed] = {}  # their hashed features, cached
         self.n_bytes = 0  # of ids and features
-        self.listeners: list[Callable[[str], None]] = []  # are told the id of each action that changes
+        self.listeners: list[Callable[[str], None]] = []  # called with the id of each action that changes
         self._next = -1  # the piece to read next
 
     def refresh(self, memory: MemoryReader, loop: str, pieces: Pieces) -> None:
-        """Apply what is new; raise ``TornRead``, and change nothing, where a piece is not there, or not any more."""
+        """Apply new pieces; raise ``TornRead``, and change nothing, if a piece does not exist yet or any more."""
         first, end = pieces
         if self._next == end:
             return
-        is_behind = self._next < first  # some of what it needs is gone
+        is_behind = self._next < first  # some of the pieces that it needs were freed
         changes: list[Change] = []
         for number in range(first if is_behind else self._next, end):
             data = memory.read(_key(loop, number))

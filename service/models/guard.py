@@ -1,20 +1,20 @@
 """Defences of a loop's shared model against hostile clients: a pure function of the uploads in log order.
 
-Uploads are counted in windows of the log. What is usual is taken from the clients of the window before (of this one in
-the first), each with one vote however much it sends, so that a minority of clients cannot move it far:
+Uploads are counted in windows of the log. The limits come from the clients of the previous window (of this one in the
+first), each with one vote however much it sends, so that a minority of clients cannot move them far:
 
 - norm: features and updates are scaled down to ``max_norm`` times the norm that three in four clients keep;
-- share: of one client at most ``client_share`` times the mean client's uploads, and one, are learned from;
-- pull: of the steps that one client asks for, Σ |error|·‖(x, 1)‖ or Σ ‖update‖, those are taken that are within
-  ``client_pull`` times the mean client's, the most demanding quarter left out of the mean. A client whose error stays
-  large while the others' shrink would otherwise steer the model: nothing holds against it until their errors grow.
+- share: of one client at most ``client_share`` times the mean client's uploads, plus one, are learned;
+- pull: the steps of one client, Σ |error|·‖(x, 1)‖ or Σ ‖update‖, are limited to ``client_pull`` times the mean
+  client's, where the mean leaves out the quarter with the largest pull. A client whose error stays large while the
+  others' shrink would otherwise steer the model: nothing counteracts it until their errors grow.
 
-A quarter of the clients can be hostile, then. Whoever has many client ids is many clients. Users for whom the service
-decides are clients too where the model is ``residual-kalman``: all their events are learned, and say what is usual.
+So up to a quarter of the clients can be hostile. An attacker with many client ids counts as many clients. With
+``residual-kalman``, users for whom the service decides are clients too: all their events are learned and set limits.
 
-In the first window there is nothing to compare with, and a flood makes most of those heard first hostile. A huge
-gradient or delta is never made good; so none is learned from until half of the clients that joined were heard, and
-shares are those among so many at least.
+The first window has no previous limits, and a flood can make most of its first clients hostile. A huge gradient or
+delta cannot be undone, so none is learned until half of the joined clients have sent something, and shares are
+computed for at least so many clients.
 
 Coordinate-wise trimmed mean and median: D. Yin, Y. Chen, K. Ramchandran, P. Bartlett. Byzantine-Robust Distributed
 Learning: Towards Optimal Statistical Rates. 2018.
@@ -60,12 +60,12 @@ class WindowSummary(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Guard(msgspec.Struct):
-    """What the defences remember of a loop's uploads: at most ``MOST_CLIENTS`` clients, however many come."""
+    """The state of a loop's defences: at most ``MOST_CLIENTS`` clients, however many upload."""
 
     sent: dict[str, ClientWindow] = {}
     seen: int = 0  # uploads in this window
     learned: int = 0  # the same, those beyond a client's share not counted
-    before: WindowSummary = WindowSummary()  # of the window before; in the first one, how many clients are waited for
+    before: WindowSummary = WindowSummary()  # the previous window; in the first one, how many clients to wait for
     nameless: int = 0  # events without a user in this window
     hosts: int = 0  # users in this window for whom the service decided
     hosted: int = 0  # the same, in the newest window that had some
@@ -73,9 +73,9 @@ class Guard(msgspec.Struct):
     def weigh(
         self, client: str, values: Array, defences: Defences, error: Callable[[Array], float] | None = None
     ) -> tuple[Array, float]:
-        """Return a residual's feature values, clipped, and its weight in [0, 1]; 0 is not to be learned from.
+        """Return a residual's feature values, clipped, and its weight in [0, 1]; one of weight 0 must not be learned.
 
-        ``error`` is told the clipped values and says label − prediction; without it pulls are not looked at.
+        ``error`` maps the clipped values to label − prediction; without it pulls are not limited.
         """
         window = self._admit(client, self.before.uploads, defences)
         if window is None:
@@ -87,9 +87,9 @@ class Guard(msgspec.Struct):
         return values, weight
 
     def count(self, user: str | None, norm: float, error: float) -> None:
-        """Take note of an event that the service decided and that was learned from.
+        """Count an event that the service decided and that was learned.
 
-        Events without a user count as of one client for every ``TURNS``, which is what a mean client sends.
+        Every ``TURNS`` events without a user count as one client, since a mean client sends so many.
         """
         if user is None:
             user = f"\0{self.nameless // TURNS}"  # no id has a NUL
@@ -104,16 +104,16 @@ class Guard(msgspec.Struct):
         self._close()
 
     def clip(self, client: str, vector: Array, defences: Defences, joined: int = 0) -> Array | None:
-        """Return a gradient or delta, clipped; None if it is not to be learned from.
+        """Return a gradient or delta, clipped; None if it must not be learned.
 
-        ``joined`` is how many clients there are, heard or not.
+        ``joined`` is the number of clients, including those that have sent nothing.
         """
         if self._first():
             self.before = WindowSummary(min(joined, MOST_CLIENTS) // 2)  # the others may have gone
         window = self._admit(client, 0.0, defences)  # no client may fill the pools of a combination early in a window
         if window is None:
             return None
-        clipped, norm = self._clip(window, vector, defences, median_low)  # one huge step is never made good
+        clipped, norm = self._clip(window, vector, defences, median_low)  # one huge step cannot be undone
         weight = self._weigh(window, norm, defences)
         early = self._early() and defences.max_norm is not None
         self._close()
@@ -131,17 +131,17 @@ class Guard(msgspec.Struct):
         return self.before.uploads == 0
 
     def _early(self) -> bool:
-        """Return whether too few were heard to say what is usual."""
+        """Return whether too few clients have sent something to set limits."""
         return self._first() and len(self.sent) < self.before.clients
 
     def _clients(self) -> int:
-        """Return how many clients there are: those of the window before may yet come."""
+        """Return the number of clients: those of the previous window may still send."""
         return max(self.before.clients, len(self.sent))
 
     def _admit(self, client: str, usual: float, defences: Defences) -> ClientWindow | None:
-        """Count an upload and return what its client has sent, or None if that was its share already.
+        """Count an upload; return its client's window, or None if the client's share is used up.
 
-        The mean client has sent so much in this window as it is, or ``usual`` if that is more.
+        The mean client's uploads are those of this window so far, or ``usual`` if that is more.
         """
         window = self.sent.setdefault(client, ClientWindow())
         mean = max(usual, self.learned / self._clients())
@@ -156,9 +156,9 @@ class Guard(msgspec.Struct):
     def _clip(
         self, window: ClientWindow, values: Array, defences: Defences, at_first: Callable[[list[float]], float]
     ) -> tuple[Array, float]:
-        """Return the values, scaled down if their norm is unusual, and their norm then.
+        """Return the values, scaled down if their norm is above the limit, and their norm after that.
 
-        In the first window ``at_first`` says what is usual, from the norms so far.
+        In the first window ``at_first`` computes the limit from the norms so far.
         """
         norm: float = _norm(values)
         window.norm += (norm - window.norm) / window.uploads
@@ -168,7 +168,7 @@ class Guard(msgspec.Struct):
         return (values, norm) if norm <= limit else (_scaled(values, limit / norm), limit)
 
     def _weigh(self, window: ClientWindow, pull: float, defences: Defences) -> float:
-        """Return which part of a pull is within the client's budget."""
+        """Return the share of a pull that is within the client's budget."""
         if not math.isfinite(pull):
             return 0.0
         spent = window.pull
@@ -189,8 +189,8 @@ class Guard(msgspec.Struct):
         full = self.learned >= length and not self._early()
         if not full and self.seen < PATIENCE * length and len(self.sent) < MOST_CLIENTS:
             return
-        clients = max(len(self.sent), 3 * self._clients() // 4)  # a burst of some must not hide the others
-        if self.hosts or len(self.sent) >= self.hosted:  # a few devices while users are away are not what is usual
+        clients = max(len(self.sent), 3 * self._clients() // 4)  # a burst of a few must not hide the others
+        if self.hosts or len(self.sent) >= self.hosted:  # a few devices must not set limits while users are away
             norm = _kept_by_most([sent.norm for sent in self.sent.values()])
             self.before = WindowSummary(clients, self.learned / clients, norm, self._pull())
         self.hosted = self.hosts or self.hosted
@@ -198,7 +198,7 @@ class Guard(msgspec.Struct):
 
 
 def combine(vectors: Sequence[Array], how: str) -> Array:
-    """Return the mean of vectors, or of each coordinate the trimmed mean (of the middle half) or the median."""
+    """Return the mean of vectors, or each coordinate's trimmed mean (of the middle half) or median."""
     checks.one_of("combine", how, COMBINE)
     if not len(vectors):
         raise ValueError("vectors must hold at least one, got none")
@@ -232,7 +232,7 @@ def _kept_by_most(norms: list[float]) -> float:
 
 
 def _trimmed_mean(numbers: list[float], n: int) -> float:
-    """Return the mean of the numbers and as many 0 as make them n, the greatest quarter left out; of three, one."""
+    """Return the mean of the numbers, padded with 0 to n, without the greatest quarter (of three, without one)."""
     kept = n - (1 if n == 3 else int(TRIMMED * n))
     rest = kept - (n - len(numbers))
     return math.fsum(sorted(numbers)[:rest]) / kept if rest > 0 else 0.0

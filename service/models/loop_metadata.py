@@ -1,18 +1,19 @@
-"""What a loop is apart from its models and its pending events, and what rankers see of it; plain data."""
+"""A loop's metadata, all but its models and pending events, and the view that rankers have of it; plain data."""
 
 from __future__ import annotations
 
 import msgspec
 
+from service.log.protocol import Pruning
 from service.models.guard import Guard
 from service.settings import Settings
 
-FEWEST_TOLD = 8  # rewards, before they say how rewards are told
+FEWEST_TOLD = 8  # rewards needed to see whether callers report failures
 DELAYS_AWAITED = 5  # mean delays of rewards after which a silent event is taken as failed
 LEAST_LEARN_AFTER = 1_000_000  # microseconds
 
 
-class Statistics(msgspec.Struct):
+class LoopStatistics(msgspec.Struct):
     """Sums over all events of a loop so far."""
 
     ranks: int = 0
@@ -31,8 +32,8 @@ class Statistics(msgspec.Struct):
     control_learned: int = 0  # those of them that were learned from
     late_rewards: int = 0  # rewards that came after their event's wait time
     low: int = 0  # settled events that earned no more than the default reward
-    unmatched_rewards: int = 0  # rewards without an event, or beyond those that one event may have
-    feedback: int = 0  # on actions that nobody decided on here, which is in none of the sums above
+    unmatched_rewards: int = 0  # rewards without an event, or too many for one event
+    feedback: int = 0  # on actions that were chosen elsewhere, which is in none of the sums above
 
     @property
     def learned(self) -> int:
@@ -49,15 +50,15 @@ class Clients(msgspec.Struct):
     """The devices of a loop whose learner numbers them."""
 
     numbers: dict[str, int] = {}
-    joined: int = 0  # how many numbers were given; that of an erased client is not given again
+    joined: int = 0  # numbers assigned so far; that of an erased client is not reused
 
     @property
     def version(self) -> int:
-        """A number that every change changes: of those who joined, and of those who were not erased."""
+        """A number that changes whenever a client joins or is erased."""
         return self.joined * 2**20 + len(self.numbers)
 
     def add(self, client: str, most: int) -> None:
-        """Give a client that has none the next number, unless all ``most`` are given."""
+        """Assign the next number to a client without one, unless all ``most`` are in use."""
         if client not in self.numbers and self.joined < most:
             self.numbers[client] = self.joined
             self.joined += 1
@@ -68,11 +69,11 @@ class Clients(msgspec.Struct):
 
 
 class Base(msgspec.Struct):
-    """The shared part of a loop when a user was erased: what cannot be learned again from the records that are left."""
+    """The shared part of a loop when a user was erased, which cannot be learned again from the remaining records."""
 
     shared: bytes
     version: int
-    statistics: Statistics
+    statistics: LoopStatistics
     clients: Clients
     guard: Guard
     time: int  # of the last record then, which may be the user's own
@@ -85,16 +86,6 @@ class PersonalBase(msgspec.Struct):
     model: bytes
 
 
-class Pruned(msgspec.Struct, frozen=True):
-    """The last pruning: from the record at ``begun`` on, no event that was decided up to ``cut`` is known."""
-
-    cut: int = 0  # position
-    begun: int = 0
-    before: int = 0  # all events that are left are as new as this, but for those that were waiting; microseconds
-    token: str = ""
-    done: int = 0  # position of the record from which on these events are deleted, 0 as long as there is no base
-
-
 class LoopMetadata(msgspec.Struct):
     """A loop at one position of its log."""
 
@@ -103,22 +94,22 @@ class LoopMetadata(msgspec.Struct):
     settings: Settings
     settings_version: int
     version: int  # position up to which the models have learned
-    statistics: Statistics = msgspec.field(default_factory=Statistics)
+    statistics: LoopStatistics = msgspec.field(default_factory=LoopStatistics)
     history: dict[int, Settings] = {}  # settings that events may wait under, by position, without annotations
     catalogue: dict[str, CatalogueAction] = {}  # changed in place; snapshots have it apart
     catalogue_version: int = 0
     base: int = 0  # position of the newest base
     clients: Clients = msgspec.field(default_factory=Clients)
     guard: Guard = msgspec.field(default_factory=Guard)
-    erasing: dict[str, str] = {}  # users on their way out, by the token of their erasure
+    erasing: dict[str, str] = {}  # users being erased, with the token of their erasure
     erased: list[str] = []  # tokens of the last erasures that are complete
-    pruned: Pruned = Pruned()
-    to_prune: dict[str, int] = {}  # by token: before which time somebody asks to remove events
+    pruned: Pruning = Pruning()  # the last one: after its beginning, events decided up to its cut are unknown
+    to_prune: dict[str, int] = {}  # requests by token: the time before which events are to be removed
     model_replaced_at: int = 0  # position of the record that replaced the shared model last
 
     @property
     def id(self) -> str:
-        """What tells this loop from others, also from one of the same name that was deleted."""
+        """An id that is unique even among deleted loops of the same name."""
         return loop_id(self.name, self.created_at)
 
 
@@ -136,7 +127,7 @@ class LoopView(msgspec.Struct, array_like=True):
     version: int  # position up to which the models have learned
     settings: Settings
     settings_version: int
-    statistics: Statistics
+    statistics: LoopStatistics
     n_waiting: int
     seen_range: tuple[float, float]  # of the rewards that the shared model has seen
     newest: int  # the largest round of a device inside, where devices count rounds
@@ -159,19 +150,19 @@ class LoopView(msgspec.Struct, array_like=True):
 
     @property
     def knows_successes_only(self) -> bool:
-        """Whether no event is known to have failed, and most are pending: as where only clicks are sent, at first.
+        """Whether no event has failed so far and most are pending, as at first in a loop that receives clicks only.
 
-        All actions that were ever taken with success look perfect then, and the others more uncertain than they are.
+        Then every action that ever succeeded looks perfect, and the others look more uncertain than they are.
         """
         sums, failures = self.statistics, self.statistics.low or self.n_assumed
         return self.settings.default_reward is not None and not failures and self.n_waiting > sums.settled
 
     @property
     def learn_after(self) -> int | None:
-        """Microseconds after which events are learned from with what is told by then; None where failures are told.
+        """Microseconds after which events are learned with the rewards received by then; None if failures are reported.
 
-        They are not told where a quarter of all events has no reward yet and hardly one of those that came is a
-        failure. Five times the mean delay of rewards is when most that will come have come.
+        Failures are not reported if a quarter of all events has no reward yet and hardly any received reward is a
+        failure. After five times the mean delay of rewards, most of the rewards have arrived.
         """
         sums, settings = self.statistics, self.settings
         if settings.default_reward is None or settings.aggregation != "earliest" or settings.formula is not None:
@@ -185,10 +176,10 @@ class LoopView(msgspec.Struct, array_like=True):
 
 
 class LearnerView(msgspec.Struct, array_like=True):
-    """How the learner does."""
+    """The state of the learner."""
 
     trouble: str | None = None  # that concerns all loops
-    standing_still: str | None = None  # which loops do, and why; the others go on
+    standing_still: str | None = None  # the halted loops, and why; the others continue
     rebuilt: int = 0  # how often the snapshot was thrown away
     published_bytes: int = 0
     lag: float = 0.0  # seconds behind the end of the log

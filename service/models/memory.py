@@ -1,12 +1,12 @@
 """Shared memory in which the learner publishes and rankers read: keyed blocks in one mapped file, guarded by seqlocks.
 
 One process writes. A block's first word counts its changes and is odd while it is being written; a reader that sees it
-odd, or changed after reading, reads again (fences keep both sides in order, which matters on ARM). The file is a
+odd, or changed after reading, reads again (fences order accesses on both sides, which matters on ARM). The file is a
 large sparse one: room is reserved as it is needed, so a full file system is an error here and not a signal.
 
 Layout, in words of 8 bytes: a header (magic, offset of the index, publications), then blocks. A block is: change
 count, two words of key, capacity in words, length in bytes, data. The index is a block whose data are entries of three
-words (two of key, one offset) found by open addressing; when it fills up, a larger one takes its place.
+words (two of key, one offset) with open addressing; when it fills up, a larger one replaces it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from numba.extending import intrinsic
 from fedres.checks import Array
 from fedres.compiling import kernel
 
-VIRTUAL_BYTES = 1 << 37  # of address space, or as much of it as there is; memory is taken as blocks are
+VIRTUAL_BYTES = 1 << 37  # of address space, or as much as is available; memory is used as blocks are allocated
 LEAST_VIRTUAL_BYTES = 1 << 30
 MAGIC = 0x66726573_6D656D31
 MAGIC_AT, INDEX_AT, PUBLISHED_AT, HEARTBEAT_AT = 0, 1, 2, 3  # words of the header
@@ -74,7 +74,7 @@ def personal_key(loop: str, user: str) -> Key:
 
 @kernel
 def find_block(words: Array, first: int, second: int) -> Any:
-    """Return the offset of a key's block, ``NOT_FOUND`` where there is none."""
+    """Return the offset of a key's block, ``NOT_FOUND`` if it does not exist."""
     key0, key1 = np.uint64(first), np.uint64(second)
     index = np.int64(words[INDEX_AT])
     fence()
@@ -82,10 +82,9 @@ def find_block(words: Array, first: int, second: int) -> Any:
     slot = np.int64(key0 >> np.uint64(1)) & mask
     for _ in range(mask + 1):
         at = entries + ENTRY * slot
-        found = words[at]
-        if found == 0:
+        if words[at] == 0:
             return NOT_FOUND
-        if found == key0 and words[at + 1] == key1:
+        if words[at] == key0 and words[at + 1] == key1:
             offset = np.int64(words[at + 2])
             return offset if offset > 0 else NOT_FOUND
         slot = (slot + 1) & mask
@@ -94,7 +93,7 @@ def find_block(words: Array, first: int, second: int) -> Any:
 
 @kernel
 def copy_block(words: Array, offset: int, first: int, second: int, out: Array) -> Any:
-    """Copy a block's data to ``out``; return its length in bytes, which may be more than fits, or what went wrong."""
+    """Copy a block's data to ``out``; return its length in bytes, which may be more than fits, or an error code."""
     key0, key1 = np.uint64(first), np.uint64(second)
     for _ in range(RETRIES):
         before = words[offset]
@@ -114,28 +113,15 @@ def copy_block(words: Array, offset: int, first: int, second: int, out: Array) -
 
 @kernel
 def read_block(words: Array, first: int, second: int, out: Array) -> Any:
-    """Copy the data of a key's block to ``out``, also where it moves meanwhile; return what ``copy_block`` does."""
+    """Copy the data of a key's block to ``out``, even if it moves meanwhile; return the result of ``copy_block``."""
     for _ in range(RETRIES):
         offset = find_block(words, first, second)
         if offset < 0:
             return NOT_FOUND
         length = copy_block(words, offset, first, second, out)
-        if length != NOT_FOUND:  # else the block has moved since it was found
+        if length != NOT_FOUND:  # else the block has moved since the lookup
             return length
     return TORN
-
-
-@kernel
-def write_block(words: Array, offset: int, first: int, second: int, data: Array, length: int) -> None:
-    """Replace what a block holds."""
-    words[offset] += np.uint64(1)
-    fence()
-    words[offset + 1], words[offset + 2] = np.uint64(first), np.uint64(second)
-    words[offset + 4] = np.uint64(length)
-    for k in range(data.size):
-        words[offset + HEAD + k] = data[k]
-    fence()
-    words[offset] += np.uint64(1)
 
 
 @kernel
@@ -151,11 +137,22 @@ def end_change(words: Array, offset: int) -> None:
 
 
 @kernel
+def write_block(words: Array, offset: int, first: int, second: int, data: Array, length: int) -> None:
+    """Replace what a block holds."""
+    begin_change(words, offset)
+    words[offset + 1], words[offset + 2] = np.uint64(first), np.uint64(second)
+    words[offset + 4] = np.uint64(length)
+    for k in range(data.size):
+        words[offset + HEAD + k] = data[k]
+    end_change(words, offset)
+
+
+@kernel
 def _insert(words: Array, index: int, first: int, second: int, offset: int) -> bool:
     """Put a key into the index, which has room for it; return whether that takes a new entry.
 
-    The entry of a key that was freed is used again. Who still looks for that key may find this block instead, and sees
-    by the key in the block that it is another.
+    The entry of a freed key is reused. A reader that still looks for the old key may get this block, and detects that
+    by the key in the block.
     """
     key0, key1 = np.uint64(first), np.uint64(second)
     mask = (np.int64(words[index + 3]) // ENTRY) - 1
@@ -181,9 +178,9 @@ def _insert(words: Array, index: int, first: int, second: int, offset: int) -> b
 
 @kernel
 def _remove(words: Array, index: int, first: int, second: int) -> int:
-    """Take a key that is there out of the index; return how many entries are empty now that were not.
+    """Remove an existing key from the index; return how many entries became empty.
 
-    An entry must stay in use while others were put behind it because of it: until the one behind it is empty.
+    An entry must stay in use while later entries were placed behind it, that is until the next one is empty.
     """
     key0, key1 = np.uint64(first), np.uint64(second)
     mask = (np.int64(words[index + 3]) // ENTRY) - 1
@@ -228,11 +225,11 @@ def capacity_for(n_words: int) -> int:
 
 
 class TornRead(Exception):  # noqa: N818
-    """A block is half written, and stays so: its writer was stopped."""
+    """A block stays half written: its writer was stopped."""
 
 
 class MemoryReader:
-    """A published file, as a ranker sees it."""
+    """A ranker's view of a published file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -246,7 +243,7 @@ class MemoryReader:
             raise ValueError(f"{path} must hold published models, got something else")
 
     def read(self, key: Key) -> bytes | None:
-        """Return a block's data, None where there is no such block; raise ``TornRead`` where it stays half written."""
+        """Return a block's data, None if it does not exist; raise ``TornRead`` if it stays half written."""
         out: Array = np.empty(SMALLEST_READ, np.uint64)
         while (length := read_block(self.words, *key, out)) > 8 * out.size:
             out = np.empty(length // 8 + 1, np.uint64)
@@ -256,7 +253,7 @@ class MemoryReader:
 
 
 class MemoryWriter:
-    """The same file, as the learner makes it: it allocates, writes and frees blocks."""
+    """The learner's side of the file: allocates, writes and frees blocks."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -272,7 +269,7 @@ class MemoryWriter:
         self.words[MAGIC_AT] = MAGIC
 
     def close(self) -> None:
-        """Take the file away; readers that have it mapped go on."""
+        """Remove the file; readers that have it mapped are not affected."""
         with contextlib.suppress(OSError):
             os.close(self._file)
             self.path.unlink()
@@ -289,21 +286,21 @@ class MemoryWriter:
         return int(find_block(self.words, *key))
 
     def write(self, key: Key, data: bytes) -> None:
-        """Put data into the key's block, a larger one if need be."""
+        """Write data into the key's block, or into a new one if it is too small."""
         padded = np.frombuffer(data + bytes(-len(data) % 8), np.uint64)
         offset = self.room_for(key, padded.size)
         write_block(self.words, offset, *key, padded, len(data))
         self.show(key, offset)
 
     def room_for(self, key: Key, n_words: int) -> int:
-        """Return the offset of the key's block, or of a new one where that is too small: to be filled, then shown."""
+        """Return the offset of the key's block, or of a new one if that is too small; fill it, then ``show`` it."""
         offset = self.find(key)
         if offset >= 0 and int(self.words[offset + 3]) >= n_words:
             return offset
         return self.allocate(n_words)
 
     def show(self, key: Key, offset: int) -> None:
-        """Let readers find a block that was filled, in place of the one before."""
+        """Publish a filled block in place of the key's previous one."""
         before = self.find(key)
         if before != offset:
             self._put(key, offset)
@@ -311,7 +308,7 @@ class MemoryWriter:
                 self._release(before)
 
     def free(self, key: Key) -> bool:
-        """Remove a key's block, and what it held; return whether there was one."""
+        """Remove a key's block and its data; return whether it existed."""
         offset = self.find(key)
         if offset < 0:
             return False
@@ -320,7 +317,7 @@ class MemoryWriter:
         return True
 
     def make_room(self, n_bytes: int) -> None:
-        """Reserve so much beyond what is used; raise ``OSError`` where the file system is full, before it matters."""
+        """Reserve so many bytes beyond those in use; raise ``OSError`` early if the file system is full."""
         self._reserve(self._end + n_bytes // 8)
 
     def allocate(self, n_words: int) -> int:
@@ -347,7 +344,7 @@ class MemoryWriter:
             self._make_index(4 * self._n_entries)
 
     def _make_index(self, n_entries: int) -> None:
-        """Give all keys a larger index; readers may go on in the old one, which is not used again."""
+        """Move all keys to a larger index; readers may still use the old one, which is not reused."""
         old, index = int(self.words[INDEX_AT]), self._end
         self._reserve(index + HEAD + ENTRY * n_entries)
         self._end = index + HEAD + ENTRY * n_entries
@@ -369,7 +366,7 @@ class MemoryWriter:
 
 
 def _map(file: int) -> mmap.mmap:
-    """Return a map of a file that leaves room for three more: emulators and ``ulimit -v`` may have less than asked."""
+    """Map a file and leave address space for three more: emulators and ``ulimit -v`` may allow less than requested."""
     size = VIRTUAL_BYTES
     while size > LEAST_VIRTUAL_BYTES and not _has_room(file, 4 * size):
         size //= 2

@@ -15,7 +15,7 @@ from service.models.memory import HEAD, MemoryReader, MemoryWriter, TornRead, pe
 
 
 class PersonalModels:
-    """The models of all users, as the learner has them. ``unsaved`` are those that the snapshot does not have yet."""
+    """The learner's models of all users. ``unsaved`` are those that are not in the snapshot yet."""
 
     def __init__(self, memory: MemoryWriter) -> None:
         self.memory = memory
@@ -23,7 +23,7 @@ class PersonalModels:
         self.n_users: Counter[str] = Counter()  # by loop
 
     def note_learned(self, loop: str, users: Iterable[str], n_new: int) -> None:
-        """Take note that models of users were written, ``n_new`` of them their first."""
+        """Record that models of users were written, ``n_new`` of them for the first time."""
         self.n_users[loop] += n_new
         self.unsaved.update((loop, user) for user in users)
 
@@ -36,7 +36,7 @@ class PersonalModels:
         return np.array(self.memory.words[offset + HEAD : offset + HEAD + size])
 
     def put(self, loop: str, user: str, data: bytes, *, saved: bool = False) -> None:
-        """Publish the data of a user's block; ``saved`` says that the snapshot has it."""
+        """Publish the data of a user's block; ``saved`` means that the snapshot has it."""
         key = personal_key(loop, user)
         self.n_users[loop] += self.memory.find(key) < 0
         self.memory.write(key, data)
@@ -44,7 +44,7 @@ class PersonalModels:
             self.unsaved.add((loop, user))
 
     def remove(self, loop: str, users: Iterable[str]) -> None:
-        """Leave nothing of users' models."""
+        """Remove users' models."""
         for user in users:
             self.n_users[loop] -= self.memory.free(personal_key(loop, user))
             self.unsaved.discard((loop, user))
@@ -56,7 +56,7 @@ def keys_of(loop: str, users: Sequence[str]) -> Array:
 
 
 def read_data(memory: MemoryReader, loop: str, user: str) -> Array | None:
-    """Return the data of a user's block as published, None where there is none or it is half written."""
+    """Return the published data of a user's block, None if it does not exist or is half written."""
     try:
         data = memory.read(personal_key(loop, user))
     except TornRead:

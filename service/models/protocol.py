@@ -1,7 +1,7 @@
-"""What a model is to the service: the learner learns with it, rankers decide with what it publishes.
+"""The interface of models: the learner learns with a model, rankers decide with the part that it publishes.
 
-A model is one module, which is a ``ModelKind``, and a line in ``service.settings.MODELS``. Nothing else tells models
-apart.
+A model is one module, which is a ``ModelKind``, and a line in ``service.settings.MODELS``. No other code depends on
+the kind of model.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from fedres.decisions.kalman_rows import Rows
 from fedres.decisions.kalman_state import Shared
 from fedres.scoring.explaining import Contribution
 from fedres.scoring.features import Hashed
-from service.log.records import Entry, Example
-from service.models.loop_metadata import LoopMetadata, LoopView, Statistics
+from service.log.records import Entry, HashedExample
+from service.models.loop_metadata import LoopMetadata, LoopStatistics, LoopView
 from service.models.memory import Key
 from service.models.personal import PersonalModels
 from service.settings import Settings
@@ -30,7 +30,7 @@ class LearnedEvent(Struct, frozen=True, gc=False):
     """An event to learn from."""
 
     user: str | None
-    features: Example
+    features: HashedExample
     reward: float
     position: int  # of the record that settled it
 
@@ -49,25 +49,25 @@ def users_of(events: Sequence[LearnedEvent], settings: Settings) -> tuple[list[s
     return [*users], np.array(changed, np.int64), places
 
 
-class PersonalModel(Protocol):
-    """What was learned of one user."""
+class UserModel(Protocol):
+    """The model of one user."""
 
     def to_bytes(self) -> bytes: ...
 
 
-class SharedModel(Protocol):
-    """A loop's model as the learner has it; users' parts are in shared memory."""
+class LearnerModel(Protocol):
+    """The learner's side of a loop's model; users' parts are in shared memory."""
 
     @property
     def reward_range(self) -> tuple[float, float]: ...
 
     @property
     def newest(self) -> int:
-        """The last round of a device that is inside, where devices count rounds."""
+        """The last included round of any device, if devices count rounds."""
 
     @property
     def weights(self) -> Array | None:
-        """The weights of which devices fetch what has changed; None where they fetch all that is published."""
+        """The weights whose changes devices fetch; None if they fetch the whole published model."""
 
     def learn(
         self, events: Sequence[LearnedEvent], settings: Settings, metadata: LoopMetadata, personal: PersonalModels
@@ -75,32 +75,32 @@ class SharedModel(Protocol):
         """Learn from events that were decided under the same ``settings``, in this order."""
 
     def learn_upload(self, entry: Entry, metadata: LoopMetadata) -> bool:
-        """Learn from a device's upload; return False where the defences say no."""
+        """Learn from a device's upload; return False if the defences refuse it."""
 
     def is_finite(self) -> bool: ...
 
     def publish(self, replaced_at: int) -> tuple[Array, Array]:
-        """Return the model in numbers of 32 bits, and by chunks whether they changed: to be emptied.
+        """Return the model in numbers of 32 bits, and flags of the chunks that changed, which the caller clears.
 
         Personal models that learned last before the position ``replaced_at`` are of another shared model.
         """
 
     def forget_client(self, number: int) -> None:
-        """Leave nothing of a device but what was learned from it."""
+        """Forget a device, except for what was learned from it."""
 
     def forget_events(self) -> bool:
-        """Keep nothing of single events; return whether there was something."""
+        """Forget all single events; return whether any were kept."""
 
     def to_bytes(self) -> bytes: ...
 
     def exported(self, *, start: bool = False) -> bytes:
-        """Return the bytes without what is kept of single devices and events: that is for nobody else to see.
+        """Return the bytes without data of single devices and events, which must not leave the service.
 
-        With ``start``, a start that is not over keeps its events, which are all that there is of such a model.
+        With ``start``, an unfinished start keeps its events: such a model consists of nothing else.
         """
 
 
-class Columns(NamedTuple):
+class RequestColumns(NamedTuple):
     """All requests of a turn, in arrays."""
 
     n_actions: Array  # of each request
@@ -142,17 +142,17 @@ class Explained(Struct, omit_defaults=True):
 
 
 def strongest(contributions: Sequence[Contribution], span: float = 1.0) -> list[Strongest]:
-    """Return contributions in units of the reward, ``span`` of which is one of theirs."""
+    """Return contributions in units of the reward, each multiplied by ``span``."""
     return [Strongest(pair.context, pair.action, span * pair.shared, span * pair.personal) for pair in contributions]
 
 
-class Scored(NamedTuple):
-    """A request whose scores are looked into."""
+class ScoredRequest(NamedTuple):
+    """A request whose scores are explained."""
 
     rows: Sequence[Hashed]  # the context, then each action
     settings: Settings
-    is_personal: bool  # whether it is of a user for whom the loop has personal models
-    personal: Any  # that user's model, None where there is none yet
+    is_personal: bool  # whether the loop has personal models for its user
+    personal: Any  # that user's model, None if there is none yet
 
 
 class ItemRows(Protocol):
@@ -169,43 +169,43 @@ class ItemRows(Protocol):
 
 
 class PublishedModel(Protocol):
-    """A loop's model as rankers have it."""
+    """The rankers' side of a loop's model."""
 
     @property
     def device_learners(self) -> str:
-        """The learners of devices that can run it, for messages; "" if none can: then there are no uploads."""
+        """The device learners that can run it, for messages; "" if none can: then there are no uploads."""
 
-    def n_learned(self, statistics: Statistics) -> int:
+    def n_learned(self, statistics: LoopStatistics) -> int:
         """Return how many rewards it has learned."""
 
-    def choose(self, columns: Columns, memory: Array, policy: Policy, crosses: bool) -> tuple[Array, Array]:
+    def choose(self, columns: RequestColumns, memory: Array, policy: Policy, crosses: bool) -> tuple[Array, Array]:
         """Return the actions drawn, and probabilities and scores of all actions; ``memory`` has users' parts."""
 
     def predict_items(
         self, items: ItemRows, context: Hashed, memory: Array, key: Key, crosses: bool
     ) -> tuple[Array, Array]:
-        """Return the expected reward of each item and its standard deviation, 0 where the model knows none."""
+        """Return the expected reward of each item and its standard deviation, 0 if the model has no widths."""
 
     def read_personal(self, data: Array) -> Any:
-        """Return the user's model in a block's data, None where it belongs to another shared model."""
+        """Return the user's model in a block's data, None if it belongs to another shared model."""
 
     def described(self, personal: Any) -> dict[str, Any]:
-        """Return a user's model for people."""
+        """Return a user's model in readable form."""
 
-    def score_parts(self, scored: Scored) -> list[tuple[float, float]]:
+    def score_parts(self, scored: ScoredRequest) -> list[tuple[float, float]]:
         """Return the shared and the personal part of each action's score."""
 
-    def explain(self, scored: Scored, context: bytes, action: tuple[str, bytes]) -> Explained:
+    def explain(self, scored: ScoredRequest, context: bytes, action: tuple[str, bytes]) -> Explained:
         """Return why the only action scores as it does; ``context`` and ``action`` are its features as JSON."""
 
-    def personal_variances(self, scored: Scored) -> tuple[float, float] | None:
+    def personal_variances(self, scored: ScoredRequest) -> tuple[float, float] | None:
         """Return the variance of the personal part of the first action's score, before the user's data and now.
 
-        None where the model does not know, or there is no personal part.
+        None if the model has no variances, or there is no personal part.
         """
 
     def for_devices(self, view: LoopView, weights: Array, since: int | None, changed: Array | None) -> bytes:
-        """Return the model as safetensors, all of it or those of its weights that ``changed`` since a version."""
+        """Return the model as safetensors: all of it, or only the weights that ``changed`` since a version."""
 
 
 class ModelKind(Protocol):
@@ -213,21 +213,21 @@ class ModelKind(Protocol):
 
     @property
     def EVENTS_TO_COMPILE(self) -> int:  # noqa: N802
-        """After how many events all code that learns has run."""
+        """The number of events after which all learning code is compiled."""
 
-    def new(self, settings: Settings) -> SharedModel:
+    def new(self, settings: Settings) -> LearnerModel:
         """Return a model that has learned nothing."""
 
-    def from_bytes(self, settings: Settings, state: bytes) -> SharedModel:
+    def from_bytes(self, settings: Settings, state: bytes) -> LearnerModel:
         """Return the model that ``to_bytes`` wrote."""
 
     def check(self, settings: Settings, state: bytes, ranges: Collection[tuple[float, float]]) -> None:
-        """Refuse a model that is not of the kind and size that the settings have, or of none of the loop's ranges."""
+        """Refuse a model whose kind or size differs from the settings, or whose range is none of ``ranges``."""
 
     def read_published(self, weights: Array) -> PublishedModel:
-        """Return the model that lies in a copy of what was published."""
+        """Return the model in a copy of the published numbers."""
 
-    def read_personal(self, data: Array) -> tuple[int, PersonalModel]:
+    def read_personal(self, data: Array) -> tuple[int, UserModel]:
         """Return the position of the last event learned from, and the model, from a block's data."""
 
     def personal_data(self, changed: int, state: bytes) -> bytes:

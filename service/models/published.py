@@ -1,4 +1,4 @@
-"""What a ranker can see of a loop, and how the learner puts it into shared memory.
+"""Loops as rankers see them, and how the learner publishes them in shared memory.
 
 Each loop has a block with its ``LoopView``, one with its clients and one with its shared weights, each written when it
 has changed, and pieces of its catalogue. Weights are published by chunks of 1,024: readers copy what is new to them.
@@ -46,17 +46,17 @@ from service.models.table import model_kind
 from service.settings import Settings
 
 LOOPS, LEARNER = key_of("loops"), key_of("learner")
-LEAST_ROOM = 1 << 28  # bytes that a folder has beside a second file, else that is made elsewhere
+LEAST_ROOM = 1 << 28  # bytes that must stay free in a folder beside a second file, else it is made elsewhere
 NO_RULE: Array = np.zeros(0)
 CURRENT = "current"  # the file that says which published file is the newest
-COMPILING = "compiling"  # the file that is there while something is compiled in the background
+COMPILING = "compiling"  # a file that exists while code is compiled in the background
 
 
 _pack = msgspec.msgpack.Encoder().encode
 
 
 class _UnreadView(LoopView):
-    """A view whose settings are not read yet: they seldom change, and to check them takes longer than all the rest."""
+    """A view with settings not decoded yet: they seldom change, and checking them takes longer than all the rest."""
 
     settings: msgspec.Raw  # type: ignore[assignment]
 
@@ -68,19 +68,19 @@ _unpack_learner = msgspec.msgpack.Decoder(LearnerView).decode
 _unpack_names = msgspec.msgpack.Decoder(list[str]).decode
 
 
-loop_key = lru_cache(maxsize=1_000)(key_of)  # of what there is once for each loop
+loop_key = lru_cache(maxsize=1_000)(key_of)  # of blocks that exist once for each loop
 
 
 def weights_key(loop: str) -> Key:
     return loop_key(f"weights\0{loop}")
 
 
-# The data of a block of weights: how many there are, a word for each chunk that says when it changed, the weights.
+# The data of a block of weights: their number, a word for each chunk with its last change, the weights.
 
 
 @kernel
 def _publish_weights(words: Array, offset: int, key: Key, weights: Array, changed: Array, publication: int) -> None:
-    """Copy the chunks that changed, as numbers of 32 bits of whatever kind."""
+    """Copy the chunks that changed, as 32-bit numbers of any type."""
     begin_change(words, offset)
     words[offset + 1], words[offset + 2] = np.uint64(key[0]), np.uint64(key[1])
     data = offset + HEAD
@@ -97,7 +97,7 @@ def _publish_weights(words: Array, offset: int, key: Key, weights: Array, change
 
 @kernel
 def _copy_weights(words: Array, offset: int, key: Key, weights: Array, seen: Array) -> int:
-    """Copy the chunks that are newer than ``seen``; return 0, or ``TORN`` where ``weights`` are not to be used."""
+    """Copy the chunks that are newer than ``seen``; return 0, or ``TORN`` if ``weights`` must not be used."""
     data = offset + HEAD
     source, first = words.view(np.uint32), 2 * (data + 1 + seen.size)
     for _ in range(RETRIES):
@@ -110,7 +110,7 @@ def _copy_weights(words: Array, offset: int, key: Key, weights: Array, seen: Arr
         for chunk in range(seen.size):
             at = words[data + 1 + chunk]
             if at != seen[chunk]:
-                seen[chunk] = 0  # unless all of this is good
+                seen[chunk] = 0  # until the whole copy is valid
                 for k in range(chunk << CHUNK_BITS, min((chunk + 1) << CHUNK_BITS, weights.size)):
                     weights[k] = source[first + k]
         fence()
@@ -146,7 +146,7 @@ class Publisher:
     def publish_catalogue(
         self, loop: str, catalogue: Mapping[str, CatalogueAction], changed: Iterable[str] | None = None
     ) -> Pieces:
-        """Publish the actions of the loop with this ``id`` that changed, all if that is None.
+        """Publish the changed actions of the loop with this ``id``, all if ``changed`` is None.
 
         Return the pieces for the view that is published next, which lets readers find them.
         """
@@ -161,7 +161,7 @@ class Publisher:
         self.memory.write(LOOPS, _pack(names))
 
     def drop(self, name: str, loop: str) -> None:
-        """Take a loop away, which has this ``id``."""
+        """Remove the loop with this ``id``."""
         for key in (key_of(f"view\0{name}"), weights_key(loop), key_of(f"clients\0{loop}")):
             self.memory.free(key)
         if loop in self._catalogues:
@@ -171,7 +171,7 @@ class Publisher:
         self.memory.write(LEARNER, _pack(view))
 
     def done(self) -> None:
-        """Say that something was published, and that the learner is alive."""
+        """Announce a publication, and give a sign of life."""
         self.memory.words[HEARTBEAT_AT] = np.uint64(time.monotonic_ns())
         self.memory.published()
 
@@ -192,9 +192,9 @@ class Publisher:
 
 
 def _place(folder: Path, name: str, spare: Path | None) -> Path:
-    """Return where to make a file: in the folder, or where that has no room for a second one, linked from there.
+    """Return where to make a file: in the folder or, if that has no room for a second one, elsewhere with a link.
 
-    Rankers hold on to the old file until the new one is complete.
+    Rankers keep the old file until the new one is complete.
     """
     before = max([0, *(512 * path.stat().st_blocks for path in folder.glob("models-*") if path.exists())])
     room = os.statvfs(folder)
@@ -207,13 +207,13 @@ def _place(folder: Path, name: str, spare: Path | None) -> Path:
 
 
 def make_current(folder: Path) -> None:
-    """Make the file that says which published file is the newest: none."""
+    """Create the file ``current``, which names no published file yet."""
     with open(folder / CURRENT, "xb") as file:
         file.write(bytes(8))
 
 
 class NotPublished(Exception):  # noqa: N818
-    """There are no models yet, or not whole ones: the learner was stopped while it wrote them."""
+    """There are no models yet, or incomplete ones: the learner was stopped while it wrote them."""
 
 
 class Pinned(NamedTuple):
@@ -226,7 +226,7 @@ class Pinned(NamedTuple):
 
 
 class Loop:
-    """A loop as a ranker has it: its view, and copies of its weights and its catalogue."""
+    """A ranker's copy of a loop: its view, its weights and its catalogue."""
 
     def __init__(self, view: LoopView) -> None:
         self.view = view
@@ -240,11 +240,11 @@ class Loop:
         self.seen: Array = np.zeros(0, np.uint64)
         self.spare_seen: Array = self.seen
         self.clients_version = -1
-        self.pinned: Pinned | None = None  # what decides for a control group, once a ranker has read it
+        self.pinned: Pinned | None = None  # decides for a control group; None until read
         # What follows from a view, once for all decisions under it:
-        self.id = ""
+        self.id = view.id
         self.policy: tuple[Array, int] = (NO_RULE, 0)  # how it explores: a rule, and the number of rewards learned
-        self.learn_after: int | None = None  # microseconds after which a silent event is learned from
+        self.learn_after: int | None = None  # microseconds after which an event without a reward is learned
 
     @property
     def n_learned(self) -> int:
@@ -252,8 +252,8 @@ class Loop:
         return self.model.n_learned(self.view.statistics)
 
 
-class Models:
-    """A ranker's side: ``loop`` is what is published now, ``memory`` where personal models are."""
+class PublishedModels:
+    """A ranker's side: ``loop`` returns the published state, ``memory`` has the personal models."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -263,9 +263,9 @@ class Models:
         self._published = -1
         self._loops: dict[str, Loop] = {}
         self._names: list[str] = []
-        self._fresh: set[str] = set()  # loops that were looked at since the last publication
+        self._fresh: set[str] = set()  # loops that were read since the last publication
         self.memory: MemoryReader | None = None
-        self._compiling = True  # until there is no sign of it
+        self._compiling = True  # until the file ``compiling`` is gone
 
     @property
     def ready(self) -> bool:
@@ -285,7 +285,7 @@ class Models:
 
     @property
     def compiling(self) -> bool:
-        """Whether what only some requests need is still being compiled in the background."""
+        """Whether code for rarer requests is still being compiled in the background."""
         self._compiling = self._compiling and (self._folder / COMPILING).exists()
         return self._compiling
 
@@ -298,7 +298,7 @@ class Models:
         return self._names
 
     def loop(self, name: str) -> Loop | None:
-        """Return a loop as it is published, None where there is none."""
+        """Return a loop as published, None if it does not exist."""
         memory, generation = self.memory, int.from_bytes(self._current[:8], "little")
         if memory is None or generation != self._generation or memory.words[PUBLISHED_AT] != self._published:
             memory = self._look()
@@ -309,7 +309,7 @@ class Models:
         return self._read_loop(memory, name)
 
     def _read_loop(self, memory: MemoryReader, name: str) -> Loop | None:
-        """Read what is new of a loop."""
+        """Read the changes of a loop."""
         loop = self._loops.get(name)
         try:
             data = memory.read(loop_key(f"view\0{name}"))
@@ -317,14 +317,12 @@ class Models:
                 self._loops.pop(name, None)
                 return None
             unread = _unpack_view(data)
-            if loop is not None and loop.view.created_at == unread.created_at:
-                self._refresh(memory, loop, _read_view(unread, loop.view))
-            else:
-                view = _read_view(unread)
-                loop = Loop(view)
-                loop.id = view.id
-                self._refresh(memory, loop, view)
-        except TornRead as torn:  # what was read before is good enough until the learner is back
+            if loop is not None and loop.view.created_at != unread.created_at:
+                loop = None  # it was another loop with this name
+            view = _read_view(unread, None if loop is None else loop.view)
+            loop = loop or Loop(view)
+            self._refresh(memory, loop, view)
+        except TornRead as torn:  # the last copy is used until the learner is back
             if name not in self._loops:
                 raise NotPublished(str(torn)) from None
             return self._loops[name]
@@ -333,10 +331,10 @@ class Models:
         return loop
 
     def _refresh(self, memory: MemoryReader, loop: Loop, view: LoopView) -> None:
-        """Copy what is new."""
+        """Copy the changes."""
         loop.copied.refresh(memory, loop.id, view.catalogue_pieces)
         if view.clients_version != loop.clients_version:
-            loop.clients = _unpack_clients(_found(memory, f"clients\0{loop.id}"))
+            loop.clients = _unpack_clients(_read(memory, f"clients\0{loop.id}"))
             loop.clients_version = view.clients_version
         if view.version != loop.view.version or not loop.weights.size:
             self._refresh_weights(memory, loop, view)
@@ -366,22 +364,22 @@ class Models:
         return None
 
     def staleness(self) -> float:
-        """Return the seconds since the learner was last heard of."""
+        """Return the seconds since the learner's last sign of life."""
         memory = self._look()
         if memory is None:
             return math.inf
         return max(0.0, (time.monotonic_ns() - int(memory.words[HEARTBEAT_AT])) / 1e9)
 
 
-def _read_view(unread: _UnreadView, before: LoopView | None = None) -> LoopView:
-    """Return a view with its settings: those of the view before it where they are the same."""
+def _read_view(unread: _UnreadView, before: LoopView | None) -> LoopView:
+    """Return a view with its settings, reusing those of the previous view if they are the same."""
     is_same = before is not None and before.settings_version == unread.settings_version
     settings = before.settings if before is not None and is_same else _unpack_settings(unread.settings)
     msgspec.structs.force_setattr(unread, "settings", settings)
     return unread
 
 
-def _found(memory: MemoryReader, name: str) -> bytes:
+def _read(memory: MemoryReader, name: str) -> bytes:
     data = memory.read(key_of(name))
     if data is None:
         raise TornRead(f"{name!r} is not published yet")
@@ -389,7 +387,7 @@ def _found(memory: MemoryReader, name: str) -> bytes:
 
 
 def new_generation(folder: Path) -> int:
-    """Return a number for the next published file; remove what starts have left that never showed theirs."""
+    """Return a number for the next published file; remove files of starts that never showed theirs."""
     current = int.from_bytes((folder / CURRENT).read_bytes(), "little") if (folder / CURRENT).exists() else 0
     taken = []
     for path in folder.glob("models-*"):

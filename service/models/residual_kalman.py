@@ -1,4 +1,4 @@
-"""The model ``residual-kalman`` in the service: how it learns, lies in shared memory, decides and is explained.
+"""The model ``residual-kalman`` in the service: learning, layout in shared memory, decisions and explanations.
 
 The shared part is published as words of 8 bytes. First a head: whether the start is over, events learned, the least
 reward and the span of the rewards, the position from which personal models count; then the shape of each array, in the
@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 from fedres.checks import Array
-from fedres.compiling import inner_kernel, kernel
+from fedres.compiling import kernel
 from fedres.decisions.array_checks import check_arrays
 from fedres.decisions.constants import BIAS_WORDS, OWN_BYTES, START_EVENTS
 from fedres.decisions.constants import HEAD as OWN_HEAD
@@ -49,8 +49,9 @@ from fedres.decisions.kalman_state import (
     LEARNING_ONLY,
     OWN,
     Events,
-    Request,
+    KalmanRequest,
     Shared,
+    copy_words,
     new_shared,
     scratch_for,
     slot_words,
@@ -59,19 +60,19 @@ from fedres.decisions.residual_kalman import NO_MODEL, NO_OWNS, Owns, ResidualKa
 from fedres.policies.kernels import explore, pick
 from fedres.scoring.batch import CHUNK_BITS
 from fedres.scoring.features import Hashed
-from fedres.scoring.flattening import Limits, action_features, flatten
+from fedres.scoring.flattening import FeatureLimits, action_features, flatten
 from fedres.scoring.sealing import model_tag, sealed, unsealed
 from service.log.records import Entry, read_residual
-from service.models.loop_metadata import LoopMetadata, LoopView, Statistics
-from service.models.memory import HEAD, Key, MemoryWriter, begin_change, end_change, find_block, read_block
+from service.models.loop_metadata import LoopMetadata, LoopStatistics, LoopView
+from service.models.memory import HEAD, Key, begin_change, end_change, find_block, read_block
 from service.models.personal import PersonalModels, keys_of
 from service.models.protocol import (
-    Columns,
     Explained,
     ItemRows,
     LearnedEvent,
     Policy,
-    Scored,
+    RequestColumns,
+    ScoredRequest,
     joined_rows,
     strongest,
     users_of,
@@ -81,6 +82,9 @@ from service.settings import Settings
 SHARED_FORMAT, PERSONAL_FORMAT = b"FRK8", b"FRK4"
 PUBLISHED_HEAD, DIMENSIONS = 5, 3  # words before the shapes; of a shape
 PUBLISHED = tuple(name for name in Shared._fields if name not in LEARNING_ONLY)
+FINITE = (  # arrays that are checked as a whole
+    "numbers", "drift", "log_tau", "slope_squares", "light_gains", "scale_stats", "tail", "light", "moment", "bases"
+)  # fmt: skip
 PIECE = 256  # numbers that are compared at once
 WHOLE: Array = np.zeros(1, np.int64)  # the only row of an array that is copied as a whole
 EVENTS_TO_COMPILE = START_EVENTS + 2
@@ -102,7 +106,7 @@ def new(settings: Settings) -> KalmanShared:
 
 
 def from_bytes(settings: Settings, state: bytes) -> KalmanShared:
-    """Return the model that ``to_bytes`` wrote; refuse what kernels must not see."""
+    """Return the model that ``to_bytes`` wrote; refuse arrays that are unsafe for kernels."""
     reward_range, body = unsealed(state, SHARED_FORMAT, _SHARED_HEADER)
     shared = KalmanShared(reward_range)
     try:
@@ -126,7 +130,7 @@ def read_published(weights: Array) -> PublishedKalman:
     words = weights.view(np.uint64)
     shapes = words[PUBLISHED_HEAD : PUBLISHED_HEAD + DIMENSIONS * len(PUBLISHED)].view(np.int64)
     low, span = words[2:4].view(np.float64).tolist()
-    shared = template()._replace(**_views(words, _places(shapes.reshape(-1, DIMENSIONS))))
+    shared = template()._replace(**_views(words, _places(shapes.tobytes())))
     return PublishedKalman(shared, bool(words[0]), int(words[1]), low, span, int(words[4]))
 
 
@@ -146,10 +150,10 @@ def personal_data(changed: int, state: bytes) -> bytes:
 
 
 class KalmanShared:
-    """A ``ResidualKalman``, and what of it is published."""
+    """A ``ResidualKalman`` and its publication."""
 
     newest = 0  # devices count no rounds here
-    weights = None  # devices fetch all that is published
+    weights = None  # devices fetch the whole published model
 
     def __init__(self, reward_range: tuple[float, float]) -> None:
         self.reward_range = reward_range
@@ -161,20 +165,31 @@ class KalmanShared:
         self, events: Sequence[LearnedEvent], settings: Settings, metadata: LoopMetadata, personal: PersonalModels
     ) -> None:
         users, changed, places = users_of(events, settings)
-        keys = keys_of(metadata.id, users)
-        batch = _batch(events, places)
-        has_model, n_new, left = learn_in_memory(
-            personal.memory, keys, changed, batch, self.model, metadata.model_replaced_at
-        )
-        personal.note_learned(metadata.id, [users[u] for u in has_model.tolist()], n_new)
+        memory, keys = personal.memory, keys_of(metadata.id, users)
+        offsets = np.empty(len(users), np.int64)
+        owns = Owns(*_load_all(memory.words, keys, metadata.model_replaced_at, offsets))
+        left = np.zeros((len(events), 2))  # the error of each event before it was learned, and the length of its inputs
+        learned = self.model.learn_packed(_batch(events, places), owns, None, left)
+        has_model = np.flatnonzero(learned.sizes).tolist()  # not all have: the start gives none
+        n_new = int(np.count_nonzero(offsets[has_model] < 0))
+        moved = []
+        for u in has_model:
+            needed = data_words(int(learned.sizes[u]))
+            if offsets[u] < 0 or int(memory.words[offsets[u] + 3]) < needed:
+                offsets[u] = memory.allocate(needed)
+                moved.append(u)
+        _store_all(memory.words, offsets, keys, learned.words, learned.sizes, changed)
+        for u in moved:
+            memory.show((int(keys[u, 0]), int(keys[u, 1])), int(offsets[u]))
+        personal.note_learned(metadata.id, [users[u] for u in has_model], n_new)
         for event, (error, length) in zip(events, left.tolist(), strict=True):
             if length > 0:  # not of the start
                 metadata.guard.count(event.user, length, error)
 
     def learn_upload(self, entry: Entry, metadata: LoopMetadata) -> bool:
-        """Learn what a device's own part leaves over; return False where the defences say no.
+        """Learn the residual of a device's own part; return False if the defences refuse it.
 
-        An example with long inputs, or beyond the budget of its client, counts as noisier than it is said to be.
+        An example with long inputs, or beyond its client's budget, is learned with more noise than the device reports.
         """
         assert entry.example is not None
         residual, client, defences = read_residual(entry.example), str(entry.user), metadata.settings.defences
@@ -196,14 +211,16 @@ class KalmanShared:
         return weight > 0
 
     def is_finite(self) -> bool:
-        """Return whether all numbers are finite; blocks are looked at that have learned since the last call."""
+        """Return whether all numbers are finite; of the blocks, only those learned since the last call are checked."""
         shared = self.model.shared
         if shared is None:
             return True
         means, learned = self._finite
         since = learned if shared.means is means else 0
         self._finite = shared.means, int(shared.counts[LEARNED])
-        return bool(_is_finite(shared, since))
+        rows = np.flatnonzero(shared.block_used[: shared.counts[BLOCKS]] >= since)
+        blocks = [getattr(shared, name)[rows] for name in ("means", "covariances", "mean_slopes", "block_log_tau")]
+        return all(np.isfinite(numbers).all() for numbers in (*[getattr(shared, name) for name in FINITE], *blocks))
 
     def publish(self, replaced_at: int) -> tuple[Array, Array]:
         publication = self._publication
@@ -217,7 +234,7 @@ class KalmanShared:
         return self.model.forget_events()
 
     def to_bytes(self, *, events: bool = True) -> bytes:
-        """Return all that was learned but for personal models; with what is kept of single events, or not."""
+        """Return the model without personal models; with or without the single events that it keeps."""
         arrays = self.model.to_arrays(events=events)
         rows = {name: (array.dtype.str, array.shape, array.tobytes()) for name, array in arrays.items()}
         return sealed(_SHARED_HEADER.pack(SHARED_FORMAT, *self.reward_range), [_pack(rows)])
@@ -240,40 +257,18 @@ def _batch(events: Sequence[LearnedEvent], places: Array) -> Events:
     )
 
 
-@kernel
-def _is_finite(shared: Any, since: int) -> bool:
-    ok = _all_finite(shared.numbers) & _all_finite(shared.drift) & _all_finite(shared.log_tau.ravel())
-    ok &= _all_finite(shared.slope_squares.ravel()) & _all_finite(shared.light_gains)
-    ok &= _all_finite(shared.scale_stats.ravel())
-    ok &= _all_finite(shared.tail.ravel()) & _all_finite(shared.light.ravel())
-    ok &= _all_finite(shared.moment.ravel()) & _all_finite(shared.bases.ravel())
-    for block in range(shared.counts[BLOCKS]):
-        if shared.block_used[block] >= since:
-            ok &= _all_finite(shared.means[block]) & _all_finite(shared.covariances[block].ravel())
-            ok &= _all_finite(shared.mean_slopes[block]) & _all_finite(shared.block_log_tau[block])
-    return ok
-
-
-@inner_kernel
-def _all_finite(numbers: Array) -> bool:
-    ok = True
-    for k in range(numbers.size):
-        ok &= np.isfinite(numbers[k])
-    return ok
-
-
 class Publication:
     """The arrays that predicting needs: ``words`` to be published, ``changed`` by chunks since they last were."""
 
     def __init__(self) -> None:
         self.words: Array = np.zeros(0, np.uint64)
         self.changed: Array = np.zeros(0, np.uint8)
-        self._arrays: dict[str, Array] = {}
-        self._learned = 0  # events, when rows of blocks were last looked at
-        self._means: Array | None = None  # of the model they were of: first events may be learned again by another
+        self._firsts: dict[str, int] = {}  # where each array begins, in numbers of 32 bits
+        self._learned = 0  # events learned when rows of blocks were last copied
+        self._means: Array | None = None  # of the model copied last; relearning the first events makes a new one
 
     def update(self, model: ResidualKalman, replaced_at: int) -> None:
-        """Take in what has changed."""
+        """Copy the changes of a model."""
         shared = model.shared or template()
         shapes = np.zeros((len(PUBLISHED), DIMENSIONS), np.int64)
         for k, name in enumerate(PUBLISHED):
@@ -285,30 +280,29 @@ class Publication:
         before = self.words[PUBLISHED_HEAD : PUBLISHED_HEAD + shapes.size].view(np.int64)
         if not np.array_equal(shapes.ravel(), before):
             self._make_room(shapes)
-        self._copy(head[None], self.words[None, :PUBLISHED_HEAD], WHOLE)
+        self._copy(head[None], 0, WHOLE)
         if shared.means is not self._means:
             self._means, self._learned = shared.means, 0
         used = shared.block_used[: shared.counts[BLOCKS]]
         all_drifted = shared.drift[DRIFT_SINCE] > self._learned
         rows = np.flatnonzero((used >= self._learned) | all_drifted)
-        for name, into in self._arrays.items():
+        for name, first in self._firsts.items():
             if name in ("means", "covariances"):
-                self._copy(getattr(shared, name), into, rows)
+                self._copy(getattr(shared, name), first, rows)
             else:
-                self._copy(getattr(shared, name)[None], into[None], WHOLE)
+                self._copy(getattr(shared, name)[None], first, WHOLE)
         self._learned = int(shared.counts[LEARNED])
 
     def _make_room(self, shapes: Array) -> None:
-        places = _places(shapes)
+        places = _places(shapes.tobytes())
         _, dtype, shape, last = places[-1]
         n_words = last + (math.prod(shape) * dtype.itemsize + 7) // 8
         self.words = np.zeros(n_words, np.uint64)
         self.words[PUBLISHED_HEAD : PUBLISHED_HEAD + shapes.size] = shapes.ravel().view(np.uint64)
-        self._arrays, self._learned = _views(self.words, places), 0
+        self._firsts, self._learned = {name: 2 * word for name, _, _, word in places}, 0
         self.changed = np.ones((2 * n_words >> CHUNK_BITS) + 1, np.uint8)
 
-    def _copy(self, source: Array, into: Array, rows: Array) -> None:
-        first = (into.__array_interface__["data"][0] - self.words.__array_interface__["data"][0]) // 4
+    def _copy(self, source: Array, first: int, rows: Array) -> None:
         flat = np.ascontiguousarray(source).reshape(len(source), -1).view(np.uint32)
         copy_changed(flat, rows, first, self.words.view(np.uint32), self.changed)
 
@@ -317,7 +311,7 @@ class Publication:
 def copy_changed(source: Array, rows: Array, first: int, into: Array, changed: Array) -> None:
     """Copy some rows of numbers of 32 bits, row 0 of which is at ``first``, and mark the chunks that change.
 
-    Most numbers stay what they are, so pieces are compared first: that takes many numbers at once.
+    Most numbers do not change, so pieces are compared first, many numbers at once.
     """
     size = source.shape[1]
     for row in rows:
@@ -340,10 +334,11 @@ def template() -> Shared:
     return new_shared(1, 1.0, 2, 1)
 
 
-def _places(shapes: Array) -> list[tuple[str, Any, tuple[int, ...], int]]:
-    """Return name, type, shape and first word of each array."""
+@lru_cache(maxsize=100)
+def _places(shapes: bytes) -> list[tuple[str, Any, tuple[int, ...], int]]:
+    """Return name, type, shape and first word of each array; they seldom change."""
     places, first = [], PUBLISHED_HEAD + DIMENSIONS * len(PUBLISHED)
-    for name, row in zip(PUBLISHED, shapes.tolist(), strict=True):
+    for name, row in zip(PUBLISHED, np.frombuffer(shapes, np.int64).reshape(-1, DIMENSIONS).tolist(), strict=True):
         like = getattr(template(), name)
         shape = tuple(row[: like.ndim])
         places.append((name, like.dtype, shape, first))
@@ -364,7 +359,7 @@ def _views(words: Array, places: list[tuple[str, Any, tuple[int, ...], int]]) ->
 
 
 class PersonalKalman:
-    """A user's model: the words that ``residual-kalman`` keeps."""
+    """A user's model, as words."""
 
     def __init__(self, words: Array) -> None:
         if not OWN_HEAD < words.size <= MOST_WORDS:
@@ -389,32 +384,8 @@ def data_words(size: int) -> int:
 
 @kernel
 def size_in(data: Array, replaced_at: int) -> Any:
-    """Return how many words the model in a block's data has, 0 if it belongs to another shared model."""
+    """Return the number of words of the model in a block's data, 0 if it belongs to another shared model."""
     return np.int64(data[0] >> np.uint64(32)) if np.int64(data[1]) >= replaced_at else 0
-
-
-def learn_in_memory(
-    memory: MemoryWriter, keys: Array, changed: Array, events: Events, model: ResidualKalman, replaced_at: int
-) -> tuple[Array, int, Array]:
-    """Learn from events of the users with these keys, who last learn at the positions ``changed``.
-
-    Return which of them have a model now, as those of the start do not, for how many it is their first, and of each
-    event the error before it was learned and the length of its inputs.
-    """
-    offsets, left = np.empty(len(keys), np.int64), np.zeros((events.users.size, 2))
-    learned = model.learn_packed(events, Owns(*_load_all(memory.words, keys, replaced_at, offsets)), None, left)
-    has_model = np.flatnonzero(learned.sizes)
-    n_new = int(np.count_nonzero(offsets[has_model] < 0))
-    moved = []
-    for u in has_model.tolist():
-        needed = data_words(int(learned.sizes[u]))
-        if offsets[u] < 0 or int(memory.words[offsets[u] + 3]) < needed:
-            offsets[u] = memory.allocate(needed)
-            moved.append(u)
-    _store_all(memory.words, offsets, keys, learned.words, learned.sizes, changed)
-    for u in moved:
-        memory.show((int(keys[u, 0]), int(keys[u, 1])), int(offsets[u]))
-    return has_model, n_new, left
 
 
 @kernel
@@ -428,7 +399,7 @@ def _load_all(words: Array, keys: Array, replaced_at: int, offsets: Array) -> An
     owns, first, source = np.empty(sizes.sum(), np.uint32), 0, words.view(np.uint32)
     for u in range(offsets.size):
         begin = 2 * (offsets[u] + HEAD + DATA)
-        owns[first : first + sizes[u]] = source[begin : begin + sizes[u]]
+        copy_words(source[begin : begin + sizes[u]], owns[first:])
         first += sizes[u]
     return owns, sizes
 
@@ -446,7 +417,7 @@ def _store_all(words: Array, offsets: Array, keys: Array, owns: Array, sizes: Ar
             words[offset + HEAD + 1] = np.uint64(changed[u])
             begin = 2 * (offset + HEAD + DATA)
             words[offset + HEAD + data_words(size) - 1] = np.uint64(0)
-            into[begin : begin + size] = owns[first : first + size]
+            copy_words(owns[first : first + size], into[begin:])
             end_change(words, offset)
         first += size
 
@@ -455,7 +426,7 @@ def _store_all(words: Array, offsets: Array, keys: Array, owns: Array, sizes: Ar
 
 
 class PublishedKalman(NamedTuple):
-    """The shared model as rankers have it."""
+    """The rankers' side of the shared model."""
 
     shared: Shared
     settled: bool  # whether the start is over; before, all actions are alike
@@ -468,10 +439,10 @@ class PublishedKalman(NamedTuple):
     def device_learners(self) -> str:
         return "'residual-kalman'"
 
-    def n_learned(self, statistics: Statistics) -> int:
+    def n_learned(self, statistics: LoopStatistics) -> int:
         return self.learned
 
-    def choose(self, columns: Columns, memory: Array, policy: Policy, crosses: bool) -> tuple[Array, Array]:
+    def choose(self, columns: RequestColumns, memory: Array, policy: Policy, crosses: bool) -> tuple[Array, Array]:
         actions, numbers = np.empty(columns.n_actions.size, np.int64), np.empty((2, columns.allowed.size))
         _choose_all(columns, self, memory, policy, actions, numbers)
         return actions, numbers
@@ -502,27 +473,27 @@ class PublishedKalman(NamedTuple):
             biases[str(words[BIAS_KEY])] = words[BIAS_NUMBERS:].view(np.float32).tolist()
         return {"events": int(own[CLOCK]), "biases": biases, "blocks": blocks}
 
-    def score_parts(self, scored: Scored) -> list[tuple[float, float]]:
+    def score_parts(self, scored: ScoredRequest) -> list[tuple[float, float]]:
         rows, own = scored.rows, _own_words(scored)
         parts = np.zeros((len(rows) - 1, 3))
         if self.settled:
-            request = Request(*joined_rows(rows), np.cumsum([row.size for row in rows], dtype=np.int64))
+            request = KalmanRequest(*joined_rows(rows), np.cumsum([row.size for row in rows], dtype=np.int64))
             predict(self.shared, NO_MODEL if own is None else own, own is not None, request, parts)
         return [(self.low + self.span * part[0], self.span * part[1]) for part in parts.tolist()]
 
-    def explain(self, scored: Scored, context: bytes, action: tuple[str, bytes]) -> Explained:
+    def explain(self, scored: ScoredRequest, context: bytes, action: tuple[str, bytes]) -> Explained:
         low, span = self.low, self.span
         if not self.settled:
             return Explained(action[0], low, 0.0, [], span)
         own = _own_words(scored)
         if own is not None:
             own = in_present_basis(self.shared, own)
-        names = flatten(context, Limits()), action_features(*action, Limits())
+        names = flatten(context, FeatureLimits()), action_features(*action, FeatureLimits())
         why = explain(self.shared, own, (scored.rows[0], scored.rows[1]), names)
         parts = low + span * why.shared, span * why.personal
         return Explained(action[0], *parts, strongest(why.strongest, span), span * why.width)
 
-    def personal_variances(self, scored: Scored) -> tuple[float, float] | None:
+    def personal_variances(self, scored: ScoredRequest) -> tuple[float, float] | None:
         own = _own_words(scored)
         if own is None or not self.settled:
             return None
@@ -533,8 +504,8 @@ class PublishedKalman(NamedTuple):
         return write_document(self.shared if self.settled else None, view.version, tag, self.learned)
 
 
-def _own_words(scored: Scored) -> Array | None:
-    """Return the user's model, empty where there is none yet; None for nobody."""
+def _own_words(scored: ScoredRequest) -> Array | None:
+    """Return the user's model, empty if there is none yet; None without a user."""
     if not scored.is_personal:
         return None
     return NO_MODEL if scored.personal is None else scored.personal.words
@@ -548,7 +519,7 @@ def _choose_all(columns: Any, kalman: Any, memory: Array, policy: Any, actions: 
     own, most, n_table = np.empty(ROOM, np.uint64), max(n_actions), 4
     while n_table < 2 * hashes.size:
         n_table *= 2
-    known, known_parts = np.empty(n_table, np.uint32), np.empty((n_table, 3))
+    ready, ready_parts = np.empty(n_table, np.uint32), np.empty((n_table, 3))
     scratch = scratch_for(shared.bases.shape[1], shared.bases.shape[2], hashes.size, hashes.size, 1)
     starts, parts, widths = np.empty(most + 1, np.int64), np.empty((most, 3)), np.empty(most)
     rule, n_learned = policy
@@ -560,15 +531,15 @@ def _choose_all(columns: Any, kalman: Any, memory: Array, policy: Any, actions: 
             starts[a + 1] = starts[a] + sizes[row + 1 + a]
         last = first + starts[n]
         if settled:
-            request = Request(hashes[first:last], values[first:last], fields[first:last], starts[: n + 1])
+            request = KalmanRequest(hashes[first:last], values[first:last], fields[first:last], starts[: n + 1])
             n_slots = 4
             while n_slots < 2 * (starts[n] - starts[0]):
                 n_slots *= 2
-            known[:n_slots] = 0
+            ready[:n_slots] = 0
             words = _read_own(memory, keys[k, 0], keys[k, 1], replaced_at, own)
             if words.size and words[BASIS] != shared.counts[BASES] - 1:
                 turn_own(shared, words, scratch)
-            blocks = known[:n_slots], known_parts[:n_slots]
+            blocks = ready[:n_slots], ready_parts[:n_slots]
             predict_in(scratch, blocks, shared, words, keys[k, 0] != 0, request, parts[:n])
         else:
             parts[:n, 0], parts[:n, 1], parts[:n, 2] = 0.0, 0.0, 1.0
@@ -585,7 +556,7 @@ def _choose_all(columns: Any, kalman: Any, memory: Array, policy: Any, actions: 
 def _predict_items(
     kalman: Any, rows: Any, hashes: Array, values: Array, memory: Array, key: Any, means: Array, widths: Array
 ) -> None:
-    """Fill in what is expected of items, and how unsure that is."""
+    """Fill in the expected rewards of items and their standard deviations."""
     shared, _, _, low, span, replaced_at = kalman
     words = _read_own(memory, key[0], key[1], replaced_at, np.empty(ROOM, np.uint64))
     parts = np.empty((means.size, 3))
@@ -597,7 +568,7 @@ def _predict_items(
 
 @kernel
 def _read_own(memory: Array, key0: int, key1: int, replaced_at: int, own: Array) -> Array:
-    """Copy a user's model; return its words, none where there is no model or it is being written for too long."""
+    """Copy a user's model; return its words, none if it is missing or stays half written."""
     size = 0
     if key0 != 0 and read_block(memory, key0, key1, own) > 0:
         size = size_in(own, replaced_at)

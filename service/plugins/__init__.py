@@ -1,4 +1,4 @@
-"""What stands on the core: each plug-in adds routes, commands or both, and the core imports none of them.
+"""Plug-ins: each adds routes, commands or both to the core, which imports none of them.
 
 ``SHIPPED`` names those of this distribution. Another distribution adds one by an entry point of the group
 ``fedres.plugins`` that names a :class:`Plugin`.
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import typer
 
     from service.admin.admin import Admin
-    from service.admin.status import Status
+    from service.admin.status import MachineStatus
     from service.http.request import Limits
     from service.http.routes import Reshape, Route
     from service.rank.ranker import Ranker, RankerContext
@@ -29,14 +29,14 @@ SHIPPED = tuple(f"service.plugins.{name}" for name in ("recommend", "personalize
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Core:
-    """What routes of a plug-in may use."""
+    """The parts of the core that a plug-in's routes may use."""
 
     context: RankerContext
     ranker: Ranker
     admin: Admin
-    status: Status
+    status: MachineStatus
     limits: Limits
-    root_path: str = ""  # where a proxy offers the service
+    root_path: str = ""  # the path below which a proxy serves the service
 
 
 def _nothing(_: Any) -> list[Any]:
@@ -45,13 +45,13 @@ def _nothing(_: Any) -> list[Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plugin:
-    """What a plug-in adds to the service and to the command ``fedres``."""
+    """A plug-in: its additions to the service and to the command ``fedres``."""
 
     name: str
     routes: Callable[[Core], list[Route]] = _nothing
     background: Callable[[Core, Path], Awaitable[None]] | None = None  # runs beside a ranker; a folder for locks
     commands: Callable[[typer.Typer], object] = _nothing  # adds them to the command line
-    failures: Mapping[bytes, Reshape] = field(default_factory=dict)  # by first part of a path: how its API tells errors
+    failures: Mapping[bytes, Reshape] = field(default_factory=dict)  # by first part of a path: its API's error shape
 
 
 @cache

@@ -1,10 +1,10 @@
-"""The story of a decision, top to bottom: requests are prepared, chosen for together, recorded, and answered."""
+"""How decisions are made, top to bottom: prepare requests, choose actions for all at once, record, reply."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -23,7 +23,7 @@ from service.log.records import (
     CatalogueReference,
     DecisionExample,
     Entry,
-    Example,
+    HashedExample,
     InlineAction,
     LoggedRank,
     RankBody,
@@ -32,11 +32,11 @@ from service.log.records import (
 )
 from service.models.loop_metadata import CatalogueAction
 from service.models.memory import Key, personal_key
-from service.models.protocol import Columns, Policy, PublishedModel
-from service.models.published import Loop, Models
+from service.models.protocol import Policy, PublishedModel, RequestColumns
+from service.models.published import Loop, PublishedModels
 from service.rank.requests import (
     Action,
-    Prepared,
+    PreparedRequest,
     Ranked,
     RankRequest,
     RankResult,
@@ -47,10 +47,9 @@ from service.rank.requests import (
 )
 
 NO_ROWS: Mapping[str, Hashed] = {}
-NO_KEY: Key = (0, 0)  # of nobody's model
+NO_KEY: Key = (0, 0)  # of requests without a user
 NO_MEMORY: Array = np.zeros(8, np.uint64)
-NO_MEMORY.flags.writeable = False  # as that of models is to a ranker: kernels are compiled for such an array
-MOST_EXPLAINED = 20_000  # pairs of features whose parts are looked at for one call
+NO_MEMORY.flags.writeable = False  # read-only like the models' memory: kernels are compiled for such an array
 Choice = tuple[int, list[float], list[float]]  # an action, the probabilities and the scores of all
 CONTROL, TREATMENT, HELD = "control", "treatment", "held"  # arms; in the last the baseline decides for everybody
 
@@ -58,17 +57,16 @@ CONTROL, TREATMENT, HELD = "control", "treatment", "held"  # arms; in the last t
 def decide(
     requests: Sequence[RankRequest],
     loop: Loop,
-    models: Models,
+    models: PublishedModels,
     preparer: Preparer,
     hashed: Mapping[str, Hashed] = NO_ROWS,
-    most_explained: int = MOST_EXPLAINED,
 ) -> list[Decision | ApiError]:
-    """Return a decision on each request, or why it is refused. Rank, batch and slots all come here.
+    """Return a decision on each request, or its refusal. Used for rank calls, batches and slots.
 
-    ``hashed`` are rows of actions that come with features, by id. An explanation may take ``most_explained`` pairs.
+    ``hashed`` are the hashed rows, by id, of actions with features.
     """
-    prepared = prepare(requests, loop, preparer, hashed, most_explained)
-    good = [each for each in prepared if isinstance(each, Prepared)]
+    prepared = prepare(requests, loop, preparer, hashed)
+    good = [each for each in prepared if isinstance(each, PreparedRequest)]
     if not good:
         return [each for each in prepared if isinstance(each, ApiError)]
     view, settings = loop.view, loop.view.settings
@@ -89,15 +87,11 @@ def decide(
 
 
 def prepare(
-    requests: Sequence[RankRequest],
-    loop: Loop,
-    preparer: Preparer,
-    hashed: Mapping[str, Hashed] = NO_ROWS,
-    most_explained: int = MOST_EXPLAINED,
-) -> list[Prepared | ApiError]:
+    requests: Sequence[RankRequest], loop: Loop, preparer: Preparer, hashed: Mapping[str, Hashed] = NO_ROWS
+) -> list[PreparedRequest | ApiError]:
     """Check requests and hash their features, all by one call; actions of the catalogue are hashed once.
 
-    ``hashed`` and ``most_explained`` are as in ``decide``.
+    ``hashed`` is as in ``decide``.
     """
     accepted: list[tuple[RankRequest, list[Any], list[int]] | ApiError] = []
     event_ids: list[str] = []
@@ -105,11 +99,11 @@ def prepare(
     for request in requests:
         try:
             check_request(request)
-        except ApiError as error:
-            accepted.append(error)
+        except ApiError as refusal:
+            accepted.append(refusal)
             continue
         actions = request.actions
-        rows = [None, *[(hashed if action.features else loop.prepared).get(action.id) for action in actions]]
+        rows: list[Any] = [None, *[(hashed if action.features else loop.prepared).get(action.id) for action in actions]]
         missing = [place for place, row in enumerate(rows) if row is None]
         accepted.append((request, rows, missing))
         event_ids.append(request.event_id or new_event_id())
@@ -119,56 +113,47 @@ def prepare(
             to_hash.append(Named(f"actions[{place - 1}]", action.id, features_of(action, loop.catalogue)))
     new_rows = iter(preparer.hash_all(to_hash))
     events = zip(event_ids, event_draws(event_ids), strict=True)
-    return [
-        each if isinstance(each, ApiError) else complete(*each, new_rows, *next(events), loop, preparer, most_explained)
-        for each in accepted
-    ]
-
-
-def complete(
-    request: RankRequest,
-    rows: list[Any],
-    missing: list[int],
-    new_rows: Iterator[Hashed | FeatureError],
-    event_id: str,
-    draw: float,
-    loop: Loop,
-    preparer: Preparer,
-    most_explained: int,
-) -> Prepared | ApiError:
-    """Put in the rows that were missing and are hashed now; keep those of the catalogue for the next request."""
-    error: FeatureError | None = None
-    for place in missing:
-        row = rows[place] = next(new_rows)
-        if isinstance(row, FeatureError):
-            error = error or row
-        elif place and not (action := request.actions[place - 1]).features and action.id in loop.catalogue:
-            loop.prepared[action.id] = row
-    if error is not None:
-        return invalid_features(error)
-    settings, user = loop.view.settings, request.user
-    key = NO_KEY if user is None or not settings.personal else personal_key(loop.id, user)
-    excluded = set(request.exclude)
-    allowed = [action.id not in excluded for action in request.actions] if excluded else []
-    prepared = Prepared(request, event_id, rows, allowed, draw, key)
-    if settings.crosses:
-        n_context, n_features = rows[0].size, sum([row.size for row in rows])
-        if request.explain or n_context * (n_features - n_context) > preparer.limits.crosses:
-            return limited(prepared, preparer, most_explained)
+    settings = loop.view.settings
+    prepared: list[PreparedRequest | ApiError] = []
+    for each in accepted:
+        if isinstance(each, ApiError):
+            prepared.append(each)
+            continue
+        request, rows, missing = each
+        event_id, draw = next(events)
+        error: FeatureError | None = None
+        for place in missing:
+            row = rows[place] = next(new_rows)
+            if isinstance(row, FeatureError):
+                error = error or row
+            elif place and not (action := request.actions[place - 1]).features and action.id in loop.catalogue:
+                loop.prepared[action.id] = row  # for the next request
+        if error is None and settings.crosses:
+            try:
+                check_crosses(rows[0].size, sum([row.size for row in rows[1:]]), preparer.limits)
+            except FeatureError as too_many:
+                error = too_many
+        if error is not None:
+            prepared.append(invalid_features(error))
+            continue
+        user, excluded = request.user, set(request.exclude)
+        key = NO_KEY if user is None or not settings.personal else personal_key(loop.id, user)
+        allowed = [action.id not in excluded for action in request.actions] if excluded else []
+        prepared.append(PreparedRequest(request, event_id, rows, allowed, draw, key))
     return prepared
 
 
 def choose(
-    prepared: Sequence[Prepared], model: PublishedModel, memory: Array, policy: Policy, *, crosses: bool
+    prepared: Sequence[PreparedRequest], model: PublishedModel, memory: Array, policy: Policy, *, crosses: bool
 ) -> list[Choice]:
-    """Return a choice for each request, all by one compiled call; ``memory`` is where users' models are."""
+    """Return a choice for each request, all by one compiled call; ``memory`` has the users' models."""
     rows = [row for each in prepared for row in each.rows]
     n_actions = [len(each.rows) - 1 for each in prepared]
     allowed = all_allowed(sum(n_actions))
     if any(each.allowed for each in prepared):
         flags = [each.allowed or [True] * size for each, size in zip(prepared, n_actions, strict=True)]
-        allowed = np.array([flag for some in flags for flag in some], np.bool_)
-    columns = Columns(
+        allowed = np.array([flag for request_flags in flags for flag in request_flags], np.bool_)
+    columns = RequestColumns(
         np.array(n_actions, np.int64),
         np.array([row.size for row in rows], np.int64),
         np.frombuffer(b"".join([row.hashes for row in rows]), np.uint32),
@@ -197,9 +182,9 @@ def all_allowed(n: int) -> Array:
 
 
 class Decision(msgspec.Struct, frozen=True, gc=False):
-    """What was decided, under which model and settings."""
+    """A decision, with the versions of the model and the settings behind it."""
 
-    prepared: Prepared
+    prepared: PreparedRequest
     action: int
     probabilities: list[float]
     scores: list[float]
@@ -209,7 +194,7 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
     arm: str | None = None  # control, treatment or held, where the loop has a control group
 
     def record(self, loop: Loop) -> Record:
-        """Return what is logged: a body for readers, and an example for the learner."""
+        """Return the log record: a body for readers, and an example for the learner."""
         prepared, request, action = self.prepared, self.prepared.request, self.action
         body = RankBody(
             msgspec.Raw(bytes(request.context) or EMPTY),
@@ -233,7 +218,7 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
         baseline = prepared.allowed.index(True) if prepared.allowed else 0  # the first action that is allowed
         is_control = self.arm in (CONTROL, HELD)
         example = DecisionExample(
-            Example(context.hashes + taken.hashes, context.values + taken.values, context.size, taken.fields),
+            HashedExample(context.hashes + taken.hashes, context.values + taken.values, context.size, taken.fields),
             self.settings,
             1 / self.probabilities[action] if action == baseline else 0.0,
             request.defer,
@@ -244,7 +229,7 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
         return Record(loop.view.name, RANK, prepared.event_id, request.user, example.encode(), encode(body))
 
     def result(self) -> RankResult:
-        """Return the answer, the best score first."""
+        """Return the reply, the best score first."""
         prepared, probabilities, scores = self.prepared, self.probabilities, self.scores
         ids = [action.id for action in prepared.request.actions]
         order = sorted(range(len(ids)), key=scores.__getitem__, reverse=True)  # equal scores stay in their order
@@ -257,7 +242,7 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
 
 
 def check_request(request: RankRequest) -> None:
-    """Refuse ids that are too long or come twice, and a request that leaves nothing to choose from."""
+    """Refuse ids that are too long or repeated, and a request without allowed actions."""
     ids = [action.id for action in request.actions]
     joined = "\0".join(ids)
     if len({*ids}) < len(ids) or joined.count("\0") >= len(ids) or not are_plain_ids(joined):
@@ -270,31 +255,31 @@ def check_request(request: RankRequest) -> None:
         raise invalid(f"exclude must leave at least one action, got all {len(ids)} of them", "exclude")
 
 
-def limited(prepared: Prepared, preparer: Preparer, most_explained: int) -> Prepared | ApiError:
-    """Return the request, or its refusal where it has too many pairs of features, or too many to explain."""
-    n_context = prepared.rows[0].size
-    try:
-        check_crosses(n_context, sum([row.size for row in prepared.rows]) - n_context, preparer.limits)
-    except FeatureError as error:
-        return invalid_features(error)
-    if prepared.request.explain and (n_pairs := n_explained_pairs(prepared)) > most_explained:
-        message = f"explain must look at no more than {most_explained} pairs of context and action features"
-        return ApiError(422, "too_much_to_explain", f"{message}, got {n_pairs}", "explain")
-    return prepared
-
-
-def n_explained_pairs(prepared: Prepared) -> int:
-    """Return how many pairs of features have to be looked at to explain a decision, where they are crossed."""
-    context, *actions = [row.size + 1 for row in prepared.rows]
-    return context * sum(actions)
-
-
 def invalid_features(error: FeatureError) -> ApiError:
     return ApiError(422, "invalid_features", str(error), str(error).split(":", 1)[0])
 
 
+def joined(context: Hashed, action: Hashed) -> HashedExample:
+    """Return the features of a context and of the action taken in it, as logged."""
+    return HashedExample(context.hashes + action.hashes, context.values + action.values, context.size, action.fields)
+
+
+def example_at(at: str, rows: Sequence[Hashed | FeatureError], loop: Loop, preparer: Preparer) -> HashedExample:
+    """Return a hashed context and action as one example; ``at`` is their place for error messages."""
+    for row in rows:
+        if isinstance(row, FeatureError):
+            raise invalid_features(row)
+    context, action = cast(Sequence[Hashed], rows)
+    if loop.view.settings.crosses:
+        try:
+            check_crosses(context.size, action.size, preparer.limits)
+        except FeatureError as error:
+            raise ApiError(422, "invalid_features", f"{at}: {error}", at) from None
+    return joined(context, action)
+
+
 def features_of(action: Action, catalogue: Mapping[str, CatalogueAction]) -> bytes:
-    """Return the features of an action as JSON: its own, those of the catalogue, or none, as its id is a feature."""
+    """Return the features of an action as JSON: its own, else the catalogue's, else none (its id is a feature)."""
     if action.features:
         return bytes(action.features)
     listed = catalogue.get(action.id)
@@ -307,11 +292,7 @@ def features_of(action: Action, catalogue: Mapping[str, CatalogueAction]) -> byt
 def in_arms(decisions: Sequence[Decision], loop: Loop, memory: Array) -> list[Decision]:
     """Return the decisions with their arm; in the control group, those of the baseline."""
     control = loop.view.settings.control
-    in_control = [
-        bool(control.hold) or control.has(each.prepared.event_id if user is None else user)
-        for each in decisions
-        for user in (each.prepared.request.user,)
-    ]
+    in_control = [control.decides_for(each.prepared.request.user or each.prepared.event_id) for each in decisions]
     of_control = [each for each, is_in in zip(decisions, in_control, strict=True) if is_in]
     if control.baseline == "pinned":
         of_control = by_pinned_model(of_control, loop, memory)
@@ -325,7 +306,7 @@ def in_arms(decisions: Sequence[Decision], loop: Loop, memory: Array) -> list[De
 
 
 def by_pinned_model(decisions: Sequence[Decision], loop: Loop, memory: Array) -> list[Decision]:
-    """Return what the pinned model decides, without users' own models."""
+    """Return the decisions of the pinned model, without personal models."""
     settings, pinned = loop.view.settings, loop.pinned
     if not decisions:
         return []
@@ -359,7 +340,7 @@ def any_action(decision: Decision) -> Decision:
 
 
 def repeated(request: RankRequest, entry: Entry, logged: LoggedRank) -> RankResult:
-    """Return the logged answer to a request that is the same as the one it was given for."""
+    """Return the logged reply to a repeated request; refuse a different request with this event id."""
     same = (
         entry.user == request.user
         and bytes(logged.context) == (bytes(request.context) or EMPTY)
@@ -375,7 +356,7 @@ def repeated(request: RankRequest, entry: Entry, logged: LoggedRank) -> RankResu
 
 
 def logged_decision(entry: Entry, logged: LoggedRank, request: RankRequest) -> Decision:
-    """Return a decision as it was logged, without its features; its settings are not looked at."""
-    prepared = Prepared(request, str(entry.event), [], [], 0.0, NO_KEY)
+    """Return a logged decision, without its features; the current settings do not matter."""
+    prepared = PreparedRequest(request, str(entry.event), [], [], 0.0, NO_KEY)
     choice = logged.action, logged.probabilities, logged.scores
     return Decision(prepared, *choice, logged.policy_action, logged.version, logged.settings, logged.arm)

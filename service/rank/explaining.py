@@ -1,4 +1,4 @@
-"""Why actions score as they do."""
+"""Explanations of scores."""
 
 from __future__ import annotations
 
@@ -6,16 +6,36 @@ import asyncio
 from collections.abc import Iterator
 from typing import Any
 
+from service.errors import ApiError
 from service.log.records import EMPTY
 from service.models.personal import read_data
-from service.models.protocol import Explained, Scored
-from service.models.published import Loop, Models
-from service.rank.decide import features_of
-from service.rank.requests import Prepared
+from service.models.protocol import Explained, ScoredRequest
+from service.models.published import Loop, PublishedModels
+from service.rank.decide import Decision, features_of
+from service.rank.requests import PreparedRequest
+
+MOST_EXPLAINED = 20_000  # pairs of features evaluated for one call
 
 
-async def explain_all(prepared: Prepared, loop: Loop, models: Models) -> list[Explained]:
-    """Return what ``explanations`` yields; others have their turn after each action, which takes milliseconds."""
+def n_explained_pairs(prepared: PreparedRequest, loop: Loop) -> int:
+    """Return how many pairs of features must be evaluated to explain a decision: none unless they are crossed."""
+    if not loop.view.settings.crosses:
+        return 0
+    context, *actions = [row.size + 1 for row in prepared.rows]
+    return context * sum(actions)
+
+
+def explainable(decision: Decision, loop: Loop, most: int) -> Decision | ApiError:
+    """Return the decision, or its refusal if an explanation would evaluate too many pairs of features."""
+    n_pairs = n_explained_pairs(decision.prepared, loop)
+    if n_pairs <= most:
+        return decision
+    message = f"explain must look at no more than {most} pairs of context and action features, got {n_pairs}"
+    return ApiError(422, "too_much_to_explain", message, "explain")
+
+
+async def explain_all(prepared: PreparedRequest, loop: Loop, models: PublishedModels) -> list[Explained]:
+    """Return the items of ``explanations``; other requests run after each action, which takes milliseconds."""
     explained = []
     for explanation in explanations(prepared, loop, models):
         explained.append(explanation)
@@ -23,8 +43,8 @@ async def explain_all(prepared: Prepared, loop: Loop, models: Models) -> list[Ex
     return explained
 
 
-def explanations(prepared: Prepared, loop: Loop, models: Models) -> Iterator[Explained]:
-    """Yield why each action scores as it does, by the models as they are when it is asked for."""
+def explanations(prepared: PreparedRequest, loop: Loop, models: PublishedModels) -> Iterator[Explained]:
+    """Yield the explanation of each action's score, by the models at the time of that step."""
     request = prepared.request
     for k, action in enumerate(request.actions):
         personal = personal_model(request.user, loop, models)
@@ -33,15 +53,15 @@ def explanations(prepared: Prepared, loop: Loop, models: Models) -> Iterator[Exp
         yield loop.model.explain(scored, bytes(request.context) or EMPTY, (action.id, features))
 
 
-def personal_model(user: str | None, loop: Loop, models: Models) -> Any:
-    """Return the model of a user that counts in decisions, None where there is none."""
+def personal_model(user: str | None, loop: Loop, models: PublishedModels) -> Any:
+    """Return the personal model used in decisions for a user, None if there is none."""
     if user is None or not loop.view.settings.personal or models.memory is None:
         return None
     data = read_data(models.memory, loop.view.id, user)
     return None if data is None else loop.model.read_personal(data)
 
 
-def scored_request(prepared: Prepared, loop: Loop, personal: Any) -> Scored:
-    """Return a request to look into; ``personal`` is what ``personal_model`` returns."""
+def scored_request(prepared: PreparedRequest, loop: Loop, personal: Any) -> ScoredRequest:
+    """Return a request to explain; ``personal`` is the result of ``personal_model``."""
     settings = loop.view.settings
-    return Scored(prepared.rows, settings, prepared.request.user is not None and settings.personal, personal)
+    return ScoredRequest(prepared.rows, settings, prepared.request.user is not None and settings.personal, personal)

@@ -1,7 +1,7 @@
-"""How much of the machine one loop may take: what its callers can grow is refused beyond a bound.
+"""Quotas: bounds on the resources of a loop that its callers can increase.
 
-The learner says in every publication how much there is, so a burst may pass a bound by what arrives between two
-publications. Nothing that was acknowledged is ever given up for a quota.
+The learner publishes the current numbers, so a burst may exceed a bound by the requests between two publications.
+Nothing that was acknowledged is ever dropped for a quota.
 """
 
 from __future__ import annotations
@@ -34,16 +34,13 @@ class Quotas:
             checks.whole(name, value)
 
     def check_pending(self, view: LoopView) -> None:
-        """Refuse decisions of a loop that has too many of them without a reward."""
+        """Refuse decisions of a loop with too many pending events."""
         if view.n_waiting >= self.pending_events:
             raise exceeded("pending_events", self.pending_events, "events that wait for their reward", view.name)
-        self._check_bytes(view, 1)
+        self.check_bytes(view, 1)
 
-    def check_reward(self, view: LoopView) -> None:
-        """Refuse rewards of a loop whose events have so many of them that they take twice what they may."""
-        self._check_bytes(view, 2)
-
-    def _check_bytes(self, view: LoopView, times: int) -> None:
+    def check_bytes(self, view: LoopView, times: int) -> None:
+        """Refuse additions to pending events beyond ``times`` their memory quota: 1 for decisions, 2 for rewards."""
         what = "bytes of events that wait for their reward"
         if view.waiting_bytes >= times * self.pending_bytes:
             raise exceeded("pending_bytes", self.pending_bytes, what, view.name)
@@ -52,6 +49,6 @@ class Quotas:
 
 
 def exceeded(quota: str, most: int, what: str, loop: str | None = None) -> ApiError:
-    """Return the refusal of what would take more than the quota."""
+    """Return the refusal of a request beyond a quota."""
     where = "the service" if loop is None else f"loop {loop!r}"
     return ApiError(429, f"too_many_{quota}", f"{where} must have at most {most} {what}", quota)

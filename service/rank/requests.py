@@ -1,4 +1,4 @@
-"""What a decision is asked with, what is made of it before it is decided, and what it is answered with."""
+"""Requests for decisions, the prepared form in which they are decided, and the results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Id = Annotated[str, Meta(min_length=1, max_length=LONGEST_ID)]
 Features = Annotated[Raw, Meta(extra_json_schema={"type": ["object", "null"]})]
 
 _PLAIN = f"[\x01-\x7f]{{1,{LONGEST_ID}}}"
-is_plain_id = re.compile(_PLAIN).fullmatch  # of ids that need no closer look
+is_plain_id = re.compile(_PLAIN).fullmatch  # ids that need no further checks
 are_plain_ids = re.compile(f"{_PLAIN}(?:\0{_PLAIN})*").fullmatch  # the same of ids with a NUL between them
 
 
@@ -43,7 +43,7 @@ class RankRequest(Struct, kw_only=True, forbid_unknown_fields=True, gc=False):
     explain: bool = False  #: Add explanations of the scores to the response.
 
 
-class Prepared(Struct, frozen=True, gc=False):
+class PreparedRequest(Struct, frozen=True, gc=False):
     """A request that is checked, with its features hashed."""
 
     request: RankRequest
@@ -87,7 +87,7 @@ def check_actions(actions: Sequence[Action]) -> None:
 
 
 def check_id(target: str, name: str, longest: int = LONGEST_ID) -> None:
-    """Refuse what cannot be an id: too short, too long, not text, or with a character that ends a text elsewhere."""
+    """Refuse invalid ids: too short, too long, not text, or with a character that ends text in other tools."""
     if not 1 <= len(name) <= longest:
         raise invalid(f"{target} must have 1 to {longest} characters, got {len(name)}", target)
     if "\0" in name:

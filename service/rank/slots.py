@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from typing import Annotated
 
@@ -14,6 +15,7 @@ from service.log.records import Entry, LoggedRank
 from service.rank.decide import repeated
 from service.rank.requests import Action, Features, Id, Ranked, RankRequest, RankResult, check_actions, check_id
 
+STEPS = 4  # of the event loop, in which a decision is read, decided, stored and returned
 LONGEST_CALL_ID = LONGEST_ID - 10  # characters of the id of a call: its events have it, a "~" and the slot's place
 
 
@@ -58,9 +60,9 @@ class SlotsResult(Struct):
 
 
 def events_of(event_id: str, n_slots: int) -> list[str]:
-    """Return the ids of the events of a call's slots.
+    """Return the event ids of a call's slots.
 
-    By place, since calls with the same id then have their first event in common, whatever their slots are called.
+    They count by place, so that calls with the same id share their first event, whatever the names of their slots.
 
     >>> events_of("visit", 2)
     ['visit~1', 'visit~2']
@@ -82,24 +84,18 @@ def check_slots(request: SlotsRequest) -> None:
         check_id(f"slots[{place}].id", name)
         if name in ids[:place]:
             raise invalid(f"slots must have different ids, got {name!r} twice", "slots")
-        _check_baseline(request, place)
+        baseline, target = request.slots[place].baseline, f"slots[{place}].baseline"
+        if baseline is not None and baseline in request.slots[place].exclude:
+            raise invalid(f"{target} must not be excluded, got {baseline!r}", target)
+        if baseline is not None and all(action.id != baseline for action in request.actions):
+            raise invalid(f"{target} must be one of the actions, got {baseline!r}", target)
     Reserve(request)
 
 
-def _check_baseline(request: SlotsRequest, place: int) -> None:
-    baseline, target = request.slots[place].baseline, f"slots[{place}].baseline"
-    if baseline is None:
-        return
-    if baseline in request.slots[place].exclude:
-        raise invalid(f"{target} must not be excluded, got {baseline!r}", target)
-    if all(action.id != baseline for action in request.actions):
-        raise invalid(f"{target} must be one of the actions, got {baseline!r}", target)
-
-
 class Reserve:
-    """Keeps an action for each slot that is still to be filled: no request may fail by what happens to be drawn.
+    """Keeps an action in reserve for each unfilled slot, so that no request fails because of earlier draws.
 
-    A matching of the slots left with actions: a slot may not take an action without which there would be none.
+    It matches unfilled slots with actions: a slot may not take an action without which no matching exists.
     """
 
     def __init__(self, request: SlotsRequest) -> None:
@@ -107,7 +103,7 @@ class Reserve:
         slots = request.slots
         excluded = [set(slot.exclude) for slot in slots]
         allowed = [[name for name in ids if name not in excluded[place]] for place in range(len(slots))]
-        # one that allows as many actions as there are slots finds one left, whatever the others take
+        # a slot that allows as many actions as there are slots always has one left
         self._tight = {place: names for place, names in enumerate(allowed) if len(names) < len(slots)}
         self._place_of: dict[str, int] = {}  # by action
         for place in self._tight:
@@ -116,13 +112,13 @@ class Reserve:
                 raise invalid(f"{message}, got {len(allowed[place])} allowed, which those need", f"slots[{place}]")
 
     def needed(self, place: int) -> list[str]:
-        """Return the actions that the slot at a place must leave to those behind it."""
+        """Return the actions that the slot at a place must leave to later slots."""
         self._tight.pop(place, None)
         self._place_of = {name: owner for name, owner in self._place_of.items() if owner != place}
         return [name for name in list(self._place_of) if not self._spare(name)]
 
     def take(self, name: str) -> None:
-        """Let no other slot count on an action."""
+        """Remove an action from the reserve; no other slot may rely on it."""
         owner = self._place_of.pop(name, None)
         for names in self._tight.values():
             if name in names:
@@ -131,7 +127,7 @@ class Reserve:
             self._augment(owner, set())
 
     def _spare(self, name: str) -> bool:
-        """Return whether the slot that counts on an action could have another."""
+        """Return whether the slot that relies on an action could use another one."""
         before = dict(self._place_of)
         owner = self._place_of.pop(name)
         is_spare = self._augment(owner, {name})
@@ -151,20 +147,25 @@ class Reserve:
 
 
 def fill(request: SlotsRequest, event_id: str, answer: Callable[[RankRequest], RankResult]) -> SlotsResult:
-    """Return what ``answer`` gives for each slot in turn, the actions of those before it excluded."""
+    """Return the result of ``answer`` for each slot in turn, without the actions of earlier slots."""
     version, reserve = 0, Reserve(request)
     taken: list[str] = []
     filled: list[FilledSlot] = []
     for place, (slot, event) in enumerate(zip(request.slots, events_of(event_id, len(request.slots)), strict=True)):
         slot_request = RankRequest(
-            actions=_baseline_first(request.actions, slot.baseline),
+            actions=sorted(request.actions, key=lambda action: action.id != slot.baseline),  # the others stay in order
             context=slot_context(request, place),
             user=request.user,
             exclude=[*slot.exclude, *taken, *reserve.needed(place)],
             event_id=event,
             defer=request.defer,
         )
-        result = _answered(place, answer, slot_request)
+        try:
+            result = answer(slot_request)
+        except ApiError as error:
+            if error.code != "invalid_features":
+                raise
+            raise ApiError(error.status, error.code, f"slots[{place}]: {error}", error.target) from None
         taken.append(result.action_id)
         reserve.take(result.action_id)
         filled.append(FilledSlot(slot.id, event, result.action_id, result.probability, result.ranking))
@@ -172,14 +173,8 @@ def fill(request: SlotsRequest, event_id: str, answer: Callable[[RankRequest], R
     return SlotsResult(event_id, version, filled)
 
 
-def _baseline_first(actions: list[Action], baseline: str | None) -> list[Action]:
-    if baseline is None:
-        return actions
-    return sorted(actions, key=lambda action: action.id != baseline)  # the others stay in their order
-
-
 def filled_before(request: SlotsRequest, event_id: str, logged: Mapping[str, tuple[Entry, LoggedRank]]) -> SlotsResult:
-    """Return the stored answer to a request that is the same as the one it was given for."""
+    """Return the stored reply to a repeated request; refuse a different request with this event id."""
 
     def stored(slot_request: RankRequest) -> RankResult:
         decision = logged.get(slot_request.event_id or "")
@@ -192,19 +187,16 @@ def filled_before(request: SlotsRequest, event_id: str, logged: Mapping[str, tup
     return fill(request, event_id, stored)
 
 
-def _answered(place: int, answer: Callable[[RankRequest], RankResult], slot_request: RankRequest) -> RankResult:
-    try:
-        return answer(slot_request)
-    except ApiError as error:
-        if error.code != "invalid_features":
-            raise
-        raise ApiError(error.status, error.code, f"slots[{place}]: {error}", error.target) from None
+async def give_way() -> None:
+    """Let small requests take their next steps, before work of some milliseconds."""
+    for _ in range(STEPS):
+        await asyncio.sleep(0)
 
 
 def slot_context(request: SlotsRequest, place: int) -> Raw:
     """Return the call's context with the slot's id and features as ``slot``, and in it ``_of``, the number of slots.
 
-    No name that begins with ``_`` is a feature; this one tells calls apart that begin with the same slots.
+    Names that begin with ``_`` are not features; this one distinguishes calls that begin with the same slots.
     """
     slot = request.slots[place]
     about = b'"id":%b,"_of":%d' % (encode(slot.id), len(request.slots))
@@ -217,7 +209,7 @@ def _joined(*members: bytes) -> bytes:
 
 
 def _inside(target: str, features: Raw) -> bytes:
-    """Return what is between the braces of an object; nothing and null are objects without anything."""
+    """Return the text between the braces of an object; nothing and null count as empty objects."""
     text = bytes(features).strip()
     if text in (b"", b"null"):
         return b""

@@ -1,7 +1,8 @@
-"""What all processes of a service are told."""
+"""The configuration of all processes of a service."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,7 +13,10 @@ from service.log.opening import Store
 
 LOG_SOCKET, LEARNER_SOCKET, METRICS = "log.sock", "learner.sock", "metrics"
 PUBLISHED = "-published"  # beside the store: published models, where their own folder has no room for a second file
-METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"  # in the environment before prometheus_client is imported, which reads it
+METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"  # an environment variable that prometheus_client reads on import
+BEAT_SECONDS = 1.0  # between two signs of life of an idle process
+
+Beat = Callable[[], None]  # how a process gives its supervisor a sign of life
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,8 +29,8 @@ class Config:
     rankers: int = 1
     loops: tuple[str, ...] | None = None  # that this machine follows; None is all
     tls: Tls | None = None
-    root_path: str = ""  # below which a proxy offers the service
-    allowed_hosts: tuple[str, ...] = ()  # names under which the service is known
+    root_path: str = ""  # the path below which a proxy serves the service
+    allowed_hosts: tuple[str, ...] = ()  # other host names of the service
     allowed_origins: tuple[str, ...] = ()  # of web pages that may call it from a browser
     access_log: bool = False
     limits: Limits = field(default_factory=Limits)
@@ -41,7 +45,7 @@ class Config:
         if self.loops is not None and not self.store.is_shared:
             loops = ", ".join(self.loops)
             raise ValueError(f"loops must come with a store in PostgreSQL, got {loops!r} and {str(self.store)!r}")
-        Hosts(self.allowed_hosts, origins=self.allowed_origins)  # refuses what is no host and no origin
+        Hosts(self.allowed_hosts, origins=self.allowed_origins)  # refuses invalid hosts and origins
 
     @property
     def log_socket(self) -> Path:

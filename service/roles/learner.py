@@ -15,11 +15,10 @@ from service.log.client import BlockingWriter
 from service.log.opening import open_log
 from service.log.protocol import Log
 from service.models.published import Publisher, new_generation
-from service.roles.config import PUBLISHED, Config
-from service.roles.heartbeat import Beat
+from service.roles.config import PUBLISHED, Beat, Config
 
-POLL_SECONDS = 0.25  # between two looks at a log that says when there is more
-QUIET_SECONDS = 0.025  # without a record, before that is relied on: not every commit is announced
+POLL_SECONDS = 0.25  # between reads of a log that announces new records
+QUIET_SECONDS = 0.025  # without a record, before relying on announcements: not every commit is announced
 
 
 def run(config: Config, listener: socket.socket, parent: int, beat: Beat = lambda: None) -> None:
@@ -62,7 +61,7 @@ def run(config: Config, listener: socket.socket, parent: int, beat: Beat = lambd
 
 
 def _serve(selector: selectors.BaseSelector, seconds: float) -> bool:
-    """Answer what comes within this time; return whether something came."""
+    """Serve requests that arrive within this time; return whether any did."""
     ready = selector.select(seconds)
     for key, _ in ready:
         key.data()
@@ -70,7 +69,7 @@ def _serve(selector: selectors.BaseSelector, seconds: float) -> bool:
 
 
 def _wait_for_records(selector: selectors.BaseSelector, log: Log) -> None:
-    """Wait until the log says that there is more, where it can say so."""
+    """Wait until the log announces new records, if it can."""
     file = log.notifications()
     if file is not None:
         selector.register(file, selectors.EVENT_READ, lambda: None)

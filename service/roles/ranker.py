@@ -15,30 +15,29 @@ from typing import Any
 import uvloop
 
 from service import metrics
-from service.admin.status import Status
+from service.admin.status import MachineStatus
 from service.app import create_app
-from service.http.audit import audit_of
+from service.http.audit import Audit
 from service.http.hosts import Hosts
 from service.http.keys import open_keys
-from service.http.server import Server
+from service.http.server import HttpServer
 from service.learn.control import LearnerClient
 from service.log.client import WriterClient
 from service.log.opening import open_log
 from service.log.workers import WorkerProcess
-from service.models.published import Models
+from service.models.published import PublishedModels
 from service.plugins import plugins
 from service.rank.ranker import RankerContext
-from service.roles.config import Config
-from service.roles.heartbeat import BEAT_SECONDS, Beat
+from service.roles.config import BEAT_SECONDS, Beat, Config
 
 SWITCH_SECONDS = 0.0005  # after which a thread that reads the log lets the one that decides go on
-CONNECT_SECONDS = 1.0  # that a ranker waits for the log writer before it answers anyway
-GARBAGE_OBJECTS = 50_000  # between two looks for cycles, which requests leave none of
+CONNECT_SECONDS = 1.0  # that a ranker waits for the log writer before it serves requests anyway
+GARBAGE_OBJECTS = 50_000  # between two garbage collections; requests create no cycles
 OUT_OF_MEMORY = 71  # status of a process that ended because of it
 
 
 def end_if_out_of_memory(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """End a process in which a callback found no memory: who waits for that would wait for ever.
+    """End a process if a callback ran out of memory, since requests that depend on it would wait forever.
 
     The supervisor starts another one.
     """
@@ -67,8 +66,10 @@ async def _serve(config: Config, sock: socket.socket, parent: int, beat: Beat) -
     connecting = asyncio.ensure_future(client.connect())
     learner = LearnerClient(config.learner_socket)
     open_store, new_worker = partial(open_log, config.store), partial(WorkerProcess, config.store)
-    context = RankerContext(Models(config.run), client, learner, open_store, only=config.loops, new_worker=new_worker)
-    status = Status(context, config.store.path.name, config.run, config.store.path.parent)
+    context = RankerContext(
+        PublishedModels(config.run), client, learner, open_store, only=config.loops, new_worker=new_worker
+    )
+    status = MachineStatus(context, config.store.path.name, config.run, config.store.path.parent)
     share = config.limits.requests_per_second / config.rankers  # a key's requests are spread over all rankers
     limits = dataclasses.replace(config.limits, requests_per_second=share)
     keys = await asyncio.to_thread(open_keys, config.store)
@@ -78,14 +79,14 @@ async def _serve(config: Config, sock: socket.socket, parent: int, beat: Beat) -
         keys=keys,
         limits=limits,
         hosts=Hosts(config.allowed_hosts, config.host, config.allowed_origins),
-        audit=audit_of(config.store.path),
+        audit=Audit(config.store.path),
         root_path=config.root_path,
         access_log=config.access_log,
     )
-    server = Server(app.first, sock, limits, config.tls, metrics.flush_requests)
+    server = HttpServer(app.router, sock, limits, config.tls, metrics.flush_requests)
 
     def stop() -> None:
-        loop.remove_reader(parent)  # else its end would be told again and again
+        loop.remove_reader(parent)  # else the callback would repeat after the parent's end
         server.stop()
 
     def orphaned() -> None:
@@ -97,8 +98,8 @@ async def _serve(config: Config, sock: socket.socket, parent: int, beat: Beat) -
     beside = [
         asyncio.ensure_future(plugin.background(app.core, config.run)) for plugin in plugins() if plugin.background
     ]
-    await asyncio.wait([connecting], timeout=CONNECT_SECONDS)  # meanwhile connections wait to be accepted
-    gc.freeze()  # what is there now stays; to look through it again and again would be a pause of 0.1 s each time
+    await asyncio.wait([connecting], timeout=CONNECT_SECONDS)  # connections wait to be accepted meanwhile
+    gc.freeze()  # exclude start-up objects from collections, which would pause for 0.1 s each time
     gc.set_threshold(GARBAGE_OBJECTS)
     try:
         await server.serve()

@@ -1,4 +1,4 @@
-"""What the service says and answers while it starts, where that takes long."""
+"""Messages and replies of the service during a long start."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ import socket
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from ctypes import c_int64
 
 from service.errors import ApiError
 from service.http.protocol import send_reply
 from service.http.replies import SOON, Receive, Reply, Scope, Send, json_reply, refusal
-from service.http.server import Server
+from service.http.server import HttpServer
 from service.roles.config import Config
 
-BETWEEN = 5.0  # seconds between two words on how it goes
+BETWEEN = 5.0  # seconds between two messages about the progress
 FUNCTIONS = 243  # that a first start compiles, about: it depends on the versions of numba and Python
 HTML = (b"content-type", b"text/html; charset=utf-8")
 PAGE = """<!doctype html>
@@ -31,32 +32,24 @@ PAGE = """<!doctype html>
 Say = Callable[[str], None]
 
 
-class Progress:
-    """How many functions were compiled so far, in memory that forked processes share."""
+def new_progress() -> c_int64:
+    """Return a count of the functions compiled so far, in memory that forked processes share."""
+    return c_int64.from_buffer(mmap.mmap(-1, 8))
 
-    def __init__(self) -> None:
-        self._memory = mmap.mmap(-1, 8)
 
-    @property
-    def n(self) -> int:
-        return int.from_bytes(self._memory[:8], "little")
-
-    @n.setter
-    def n(self, n: int) -> None:
-        self._memory[:8] = n.to_bytes(8, "little")
-
-    def shown(self) -> str:
-        """Return how far it is; nothing where nothing is compiled."""
-        return f"{self.n} of about {max(FUNCTIONS, self.n)} functions are compiled." if self.n else ""
+def shown(progress: c_int64) -> str:
+    """Return the progress as a sentence, empty if nothing is compiled."""
+    n = progress.value
+    return f"{n} of about {max(FUNCTIONS, n)} functions are compiled." if n else ""
 
 
 @contextlib.contextmanager
-def compiling(say: Say, progress: Progress | None = None) -> Iterator[None]:
-    """Say so if something is compiled meanwhile; what is in numba's cache is not."""
-    counted, process = progress or Progress(), os.getpid()
+def compiling(say: Say, progress: c_int64) -> Iterator[None]:
+    """Print the progress of compilation during the block; nothing if numba's cache has all code."""
+    process = os.getpid()
     from numba.core import event
 
-    class Compiled(event.Listener):
+    class CompileListener(event.Listener):
         begun = said_at = 0.0
 
         def on_start(self, _: object) -> None:
@@ -65,21 +58,21 @@ def compiling(say: Say, progress: Progress | None = None) -> Iterator[None]:
                 say("Compiling kernels (first start only, about a minute)")
 
         def on_end(self, _: object) -> None:
-            counted.n += 1
+            progress.value += 1
             if os.getpid() == process and time.monotonic() - self.said_at > BETWEEN:
                 self.said_at = time.monotonic()
-                say(f"  {counted.shown()[:-1]} after {time.monotonic() - self.begun:.0f} s")
+                say(f"  {shown(progress)[:-1]} after {time.monotonic() - self.begun:.0f} s")
 
-    with event.install_listener("numba:compile", Compiled()):
+    with event.install_listener("numba:compile", CompileListener()):
         yield
 
 
 @contextlib.contextmanager
-def serve_starting(config: Config, sock: socket.socket, progress: Progress | None = None) -> Iterator[None]:
-    """Answer ``/healthz`` with 200 and all else with 503, in a process of its own."""
+def serve_starting(config: Config, sock: socket.socket, progress: c_int64) -> Iterator[None]:
+    """Reply to ``/healthz`` with 200 and to all else with 503, in a separate process."""
     sys.stdout.flush()
     sys.stderr.flush()
-    parent = os.getpid()  # before the fork: a parent that has ended meanwhile must be missed
+    parent = os.getpid()  # before the fork, so that the child notices a parent that has ended
     pid = os.fork()
     if pid == 0:
         try:
@@ -93,8 +86,8 @@ def serve_starting(config: Config, sock: socket.socket, progress: Progress | Non
         os.waitpid(pid, 0)
 
 
-def answer_while(config: Config, sock: socket.socket, parent: int, progress: Progress | None = None) -> None:
-    """Answer as long as the process that started this one lives."""
+def answer_while(config: Config, sock: socket.socket, parent: int, progress: c_int64) -> None:
+    """Serve until the process that started this one ends."""
     import asyncio
 
     import uvloop
@@ -103,7 +96,7 @@ def answer_while(config: Config, sock: socket.socket, parent: int, progress: Pro
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     async def serve() -> None:
-        server = Server(_not_ready(progress or Progress()), sock.dup(), config.limits, config.tls)
+        server = HttpServer(_not_ready(progress), sock.dup(), config.limits, config.tls)
 
         def look() -> None:
             if os.getppid() != parent:
@@ -117,18 +110,18 @@ def answer_while(config: Config, sock: socket.socket, parent: int, progress: Pro
         runner.run(serve())
 
 
-def _not_ready(progress: Progress) -> Callable[[Scope, Receive, Send], Awaitable[None]]:
-    """Return the application that says to programs and to people that the service is not ready yet."""
+def _not_ready(progress: c_int64) -> Callable[[Scope, Receive, Send], Awaitable[None]]:
+    """Return the application that replies to programs and people that the service is not ready yet."""
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         wants_page = any(name == b"accept" and b"text/html" in value for name, value in scope["headers"])
         if scope["path"] == "/healthz":
             await send_reply(send, json_reply(b'{"status":"ok"}'))
         elif scope["method"] == "GET" and wants_page:
-            page = PAGE.replace("{progress}", progress.shown())
+            page = PAGE.replace("{progress}", shown(progress))
             await send_reply(send, Reply(503, page.encode(), (HTML, SOON)))
         else:
-            message = " ".join(["the service is starting; try again.", progress.shown()]).rstrip(" .")
+            message = f"the service is starting; try again. {shown(progress)}".rstrip(" .")
             await send_reply(send, refusal(ApiError(503, "starting", message), (SOON,)))
 
     return answer

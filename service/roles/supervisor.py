@@ -1,4 +1,4 @@
-"""The supervisor: starts one log writer, one learner and the rankers, restarts whatever dies, stops them on a signal.
+"""The supervisor: starts one log writer, one learner and the rankers, restarts those that die, stops all on a signal.
 
 Children are forked once all code is imported and compiled, so a restart takes milliseconds. Each watches a pipe that
 ends with the supervisor, and ends with it. Listening sockets belong to the supervisor: connections wait while a ranker
@@ -11,6 +11,7 @@ import contextlib
 import glob
 import logging
 import math
+import mmap
 import os
 import select
 import shutil
@@ -20,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from ctypes import c_double
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -29,18 +31,17 @@ from fedres.lease import Lease
 from service import logs
 from service.http.server import bind, shown
 from service.log.files import make_private
-from service.roles.config import LEARNER_SOCKET, LOG_SOCKET, METRICS, METRICS_FOLDER, PUBLISHED, Config
-from service.roles.heartbeat import BEAT_SECONDS, Beat, Heartbeat
-from service.roles.starting import Progress, compiling, serve_starting
+from service.roles.config import BEAT_SECONDS, METRICS, METRICS_FOLDER, PUBLISHED, Beat, Config
+from service.roles.starting import compiling, new_progress, serve_starting
 
 BACK_OFF = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 60.0, 120.0)  # seconds before a restart, by short lives before
-KILLED_BACK_OFF = 1.0  # at most, where a signal ended the process: it may be well the next time
+KILLED_BACK_OFF = 1.0  # at most, if a signal ended the process: the next start may succeed
 SHORT = 5.0  # seconds that a process must live for its restarts to be forgotten
 DRAIN_SECONDS = 30.0  # that a process may take to end
 KILL_SECONDS = 5.0  # that one may take to go after SIGKILL
 PRIVATE = 0o077  # umask: what the service stores is for its user alone
 SILENCE = {"ranker": 60.0, "learner": 300.0, "log": 300.0}  # seconds without a sign of life, by role: then it hangs
-PAUSED_SECONDS = 10.0  # between two looks of the supervisor: then it was stopped itself
+PAUSED_SECONDS = 10.0  # between two checks: the supervisor itself was stopped
 STALE_RUN = "-run"  # the file beside the store that names the run folder, to be cleaned up after a power cut
 
 Say = Callable[[str], None]
@@ -54,16 +55,23 @@ class Child:
 
     role: str
     number: int
-    run: Callable[[int], None]  # in the child, with the end of the pipe that it watches
+    run: Callable[[int, Beat], None]  # in the child, with the end of the pipe that it watches, and ``beat``
+    keeps: tuple[int | socket.socket, ...] = ()  # files that no other child may hold
+    silence: float = math.inf  # seconds without a sign of life after which it is killed and started again
     pid: int = 0
     started: float = 0.0
     restarts: int = 0
     start_at: float = 0.0  # monotonic; when it is to be started again
     recent: int = 0  # restarts shortly before
-    keeps: tuple[int | socket.socket, ...] = field(default=())  # files that no other child may hold
-    heart: Heartbeat = field(default_factory=Heartbeat)
-    silence: float = math.inf  # seconds without a sign of life after which it is killed and started again
     killed: bool = False  # for its silence
+    last_beat: c_double = field(default_factory=lambda: c_double.from_buffer(mmap.mmap(-1, 8)))  # monotonic; shared
+
+    def __post_init__(self) -> None:
+        self.beat()
+
+    def beat(self) -> None:
+        """Give a sign of life; the supervisor sees it in memory that both share."""
+        self.last_beat.value = time.monotonic()
 
 
 class Supervisor:
@@ -75,17 +83,16 @@ class Supervisor:
         self._wake, waking = socket.socketpair()
         waking.setblocking(False)
         self._waking = waking
-        self._stopping = False
         self._stopped_by = ""  # a signal
         self._started = time.time()
-        self._looked = time.monotonic()  # after signs of life
+        self._looked = time.monotonic()  # the last check for signs of life
         signal.set_wakeup_fd(waking.fileno())
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
         signal.signal(signal.SIGCHLD, lambda *_: None)
 
     def _stop(self, number: int, *_: object) -> None:
-        self._stopping, self._stopped_by = True, signal.Signals(number).name
+        self._stopped_by = signal.Signals(number).name
 
     def start_all(self) -> None:
         for child in self.children:
@@ -93,9 +100,9 @@ class Supervisor:
         self._tell()
 
     def run(self, ready: Callable[[], bool], when_ready: Callable[[], None]) -> None:
-        """Restart what dies until a signal comes; ``when_ready`` is called once, when ``ready``."""
+        """Restart children that die until a signal arrives; call ``when_ready`` once, when ``ready``."""
         waiting = True
-        while not self._stopping:
+        while not self._stopped_by:
             due = [child.start_at for child in self.children if not child.pid]
             seconds = min([BEAT_SECONDS, *(max(0.0, at - time.monotonic()) for at in due)])
             self._wait(min(seconds, 0.02) if waiting else seconds)
@@ -111,22 +118,22 @@ class Supervisor:
                 when_ready()
 
     def end_silent(self) -> None:
-        """Kill what gives no sign of life, such as a process that hangs in compiled code: no signal handler runs there.
+        """Kill children without a sign of life, such as one that hangs in compiled code: no signal handler runs there.
 
-        A supervisor that was stopped itself, as in a paused container, cannot tell, and waits as long again.
+        If the supervisor itself was stopped, as in a paused container, it waits that time once more.
         """
         late, self._looked = time.monotonic() - self._looked > PAUSED_SECONDS, time.monotonic()
         for child in self.children:
+            seconds = time.monotonic() - child.last_beat.value
             if late:
-                child.heart.beat()
-            elif child.pid and not child.killed and child.heart.silence() > child.silence:
+                child.beat()
+            elif child.pid and not child.killed and seconds > child.silence:
                 child.killed = True
-                seconds = child.heart.silence()
                 log.error("%s %d has given no sign of life for %.0f s; it is killed", child.role, child.number, seconds)
                 os.kill(child.pid, signal.SIGKILL)
 
     def stop_all(self) -> None:
-        """End rankers first, so that what they took is stored; then the learner, which saves; the log writer last."""
+        """End the rankers, so that accepted requests are stored, then the learner, which saves, then the log writer."""
         began = time.monotonic()
         log.info(
             "stopping%s: requests under way are answered first", f" by {self._stopped_by}" * bool(self._stopped_by)
@@ -145,7 +152,7 @@ class Supervisor:
         log.info("stopped after %.1f s", time.monotonic() - began)
 
     def close(self) -> None:
-        """Close what wakes it, and the pipe that children watch."""
+        """Close the wake-up sockets, and the pipe that children watch."""
         signal.set_wakeup_fd(-1)
         for file in (self._wake, self._waking):
             file.close()
@@ -183,14 +190,14 @@ class Supervisor:
         lived = time.time() - child.started
         child.recent = 0 if lived > SHORT else child.recent + 1
         child.pid, child.start_at = 0, time.monotonic() + back_off(child.recent, status)
-        if not self._stopping:
+        if not self._stopped_by:
             how = f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"status {os.WEXITSTATUS(status)}"
             log.warning("%s %d ended with %s after %.1f s; it is restarted", child.role, child.number, how, lived)
             self._tell()
 
     def _start(self, child: Child) -> None:
         child.started, child.killed = time.time(), False
-        child.heart.beat()
+        child.beat()
         sys.stdout.flush()
         sys.stderr.flush()
         child.pid = os.fork()
@@ -209,7 +216,7 @@ class Supervisor:
             os._exit(code)
 
     def _become(self, child: Child) -> None:
-        """Be the child: its own signals, and nothing open that belongs to the supervisor or to others."""
+        """Set up the forked child: its own signals, and no open files of the supervisor or of other children."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the supervisor
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -222,14 +229,15 @@ class Supervisor:
             if other is not child:
                 for file in other.keeps:
                     file.close() if isinstance(file, socket.socket) else os.close(file)
-        child.run(self._read)
+        child.run(self._read, child.beat)
 
     def _tell(self) -> None:
-        """Say which processes there are, for ``/v1/status``."""
+        """Write the list of processes, for ``/v1/status``."""
         from service.admin.status import Process, write_processes
 
         processes = [Process("supervisor", 0, os.getpid(), self._started, 0)]
-        processes += [Process(one.role, one.number, one.pid, one.started, one.restarts) for one in self.children]
+        for child in self.children:
+            processes.append(Process(child.role, child.number, child.pid, child.started, child.restarts))
         write_processes(self.folder, processes)
 
 
@@ -251,22 +259,22 @@ def serve(config: Config, *, demo: bool = False, say: Say = print, welcome: Call
         undo.callback(_remove_without_store, lease, config)
         signal.signal(signal.SIGTERM, lambda *_: _end_start(undo))
         with bind(config.host, config.port):
-            pass  # a port that others share already is an error; the system would spread requests over both services
+            pass  # fails if another service shares the port: the system would distribute requests over both
         first = undo.enter_context(bind(config.host, config.port, shared=config.rankers > 1))
         url = f"{'https' if config.tls else 'http'}://{shown(first)}"
         config = replace(config, run=undo.enter_context(_run_folder(config)))
         os.environ[METRICS_FOLDER] = str(config.run / METRICS)
-        progress = Progress()
+        progress = new_progress()
         with serve_starting(config, first, progress), compiling(say, progress):
             prepare(config)
             from service.roles.warm_up import compiling_rest, warm_up
 
-            if not progress.n:  # an earlier start left all code in the cache, so that the rest takes a second
+            if not progress.value:  # all code is in the cache, so the rest takes a second
                 warm_up(config.run)
-        if progress.n:
+        if progress.value:
             undo.enter_context(compiling_rest(config.run))
         sockets = [first]
-        for _ in range(config.rankers - 1):  # only now: nobody would have accepted their connections
+        for _ in range(config.rankers - 1):  # not earlier: their connections would not be accepted
             sockets.append(undo.enter_context(bind(config.host, first.getsockname()[1], shared=True)))
         supervisor = Supervisor(config.run, _children(config, sockets, os.dup(lease.file), url, demo, undo))
         supervisor.start_all()
@@ -278,7 +286,7 @@ def serve(config: Config, *, demo: bool = False, say: Say = print, welcome: Call
 
 
 def _end_start(undo: contextlib.ExitStack) -> NoReturn:
-    """End a service that is starting, and leave nothing behind; an exception may be lost in what is being imported."""
+    """End a starting service and clean up, without an exception, which a module being imported could swallow."""
     log.info("stopping by SIGTERM while starting")
     undo.close()
     sys.stdout.flush()
@@ -286,13 +294,13 @@ def _end_start(undo: contextlib.ExitStack) -> NoReturn:
 
 
 def _remove_without_store(lease: Lease, config: Config) -> None:
-    """Leave nothing behind of a start that failed before there was a store."""
+    """Remove the lease of a start that failed before the store existed."""
     if not config.store.is_shared and not config.store.path.exists():
         lease.remove()
 
 
 def prepare(config: Config) -> None:
-    """Import and compile all that children need, make the store if it is not there, and what models are shown by."""
+    """Import and compile all that children need; create the store if missing, and the file for published models."""
     from service.http.keys import check_keys, open_keys
     from service.learn.loss_check import check_losses
     from service.log.opening import open_log
@@ -306,7 +314,7 @@ def prepare(config: Config) -> None:
     make_current(config.run)
     for lost in check_losses(config.store, accept=config.accept_loss):
         log.warning("accepted: %s", lost)
-    opened = open_log(config.store, verify=True, accept_loss=config.accept_loss)
+    opened = open_log(config.store, verify=True)
     try:
         check_keys(opened, open_keys(config.store))
         followed = config.loops is None or DEFAULT_LOOP in config.loops
@@ -323,25 +331,20 @@ def _children(
 ) -> list[Child]:
     from service.roles import learner, ranker, writer
 
-    log_listener = undo.enter_context(_listener(config.run / LOG_SOCKET))
-    learner_listener = undo.enter_context(_listener(config.run / LEARNER_SOCKET))
+    log_listener = undo.enter_context(_listener(config.log_socket))
+    learner_listener = undo.enter_context(_listener(config.learner_socket))
     undo.callback(os.close, lease)
-    children: list[Child] = []
-
-    def add(role: str, number: int, run: Callable[[int, Beat], None], *keeps: int | socket.socket) -> None:
-        heart = Heartbeat()
-        keep_alive = Child(role, number, lambda parent: run(parent, heart.beat), keeps=keeps)
-        keep_alive.heart, keep_alive.silence = heart, SILENCE[role]
-        children.append(keep_alive)
-
-    add("log", 0, partial(writer.run, config, log_listener), lease, log_listener)
-    add("learner", 0, partial(learner.run, config, learner_listener), learner_listener)
+    write, learn = partial(writer.run, config, log_listener), partial(learner.run, config, learner_listener)
+    children = [
+        Child("log", 0, write, (lease, log_listener), SILENCE["log"]),
+        Child("learner", 0, learn, (learner_listener,), SILENCE["learner"]),
+    ]
     for number, sock in enumerate(sockets):
-        add("ranker", number, partial(ranker.run, config, sock), sock)
+        children.append(Child("ranker", number, partial(ranker.run, config, sock), (sock,), SILENCE["ranker"]))
     if demo:
         from service.demo import run as run_demo
 
-        children.append(Child("demo", 0, lambda parent: run_demo(url, parent)))
+        children.append(Child("demo", 0, lambda parent, _: run_demo(url, parent)))
     return children
 
 
@@ -360,7 +363,7 @@ def _is_ready(config: Config) -> bool:
 
 @contextlib.contextmanager
 def _run_folder(config: Config) -> Iterator[Path]:
-    """Lend a folder for sockets, figures and shared memory; one that a power cut or a kill left behind goes first."""
+    """Yield a folder for sockets, metrics and shared memory; remove one left behind by a power cut or a kill."""
     note = config.store.beside(STALE_RUN)
     if note.exists():
         left = Path(note.read_text().strip())
@@ -379,14 +382,14 @@ def _run_folder(config: Config) -> Iterator[Path]:
 
 
 def _remove_published(config: Config) -> None:
-    """Remove models that were published elsewhere, for lack of room."""
+    """Remove models that were published outside the folder for lack of room."""
     path = config.store.beside(PUBLISHED)
     for left in path.parent.glob(f"{glob.escape(path.name)}-*"):
         left.unlink(missing_ok=True)
 
 
 def _room_for_models(store: Path) -> Path:
-    """Return a place for shared memory: the system's own if there is room, else beside the store."""
+    """Return a folder for shared memory: the system's own if it has room, else beside the store."""
     shm = Path("/dev/shm")
     with contextlib.suppress(OSError):
         room = os.statvfs(shm)

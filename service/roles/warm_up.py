@@ -1,7 +1,7 @@
-"""Compiles what deciding and learning need, so that neither a request nor a restart waits for it.
+"""Compiles the code for deciding and learning, so that neither a request nor a restart waits for it.
 
-What the default model needs is compiled before the service is ready, on two cores: a process of its own compiles what
-rankers call while this one compiles what the learner calls. Both leave it in numba's cache. The rest follows in the
+Code for the default model is compiled before the service is ready, on two cores: a separate process compiles the code
+of rankers while this one compiles that of the learner, both into numba's cache. The rest follows in the
 background, and requests that need it wait: other models unless a loop uses them, explanations, recommendations, and
 uploads of devices.
 """
@@ -25,12 +25,12 @@ from fedres.scoring.model import PersonalModel, SharedModel, expand, learn, scor
 from service.learn.learner import Learner
 from service.learn.loop_state import read_settings_body
 from service.learn.snapshots import Snapshots
-from service.log.direct import DirectWriter
 from service.log.protocol import Log
-from service.log.records import LOOP, RANK, REWARD, DecisionExample, Example, Record, encode, encode_reward
+from service.log.records import LOOP, RANK, REWARD, DecisionExample, HashedExample, Record, encode, encode_reward
 from service.log.sqlite import SqliteLog
 from service.log.sqlite_schema import sqlite_file
-from service.models.published import COMPILING, Loop, Models, Publisher, make_current
+from service.log.writer import DirectWriter
+from service.models.published import COMPILING, Loop, PublishedModels, Publisher, make_current
 from service.models.table import MODELS
 from service.plugins.devices.uploads import Residual, residual_records
 from service.plugins.recommend.drawing import warm_up_draws
@@ -43,7 +43,7 @@ NICE = 19  # of the background process
 
 
 def warm_up_for(models: Collection[str], folder: Path) -> None:
-    """Compile what loops with these models need, on two cores."""
+    """Compile the code for loops with these models, on two cores."""
     with in_process(compile_ranking, models, folder) as pid:
         compile_learning(models, folder)
         os.waitpid(pid, 0)
@@ -52,12 +52,13 @@ def warm_up_for(models: Collection[str], folder: Path) -> None:
 
 def models_in(log: Log) -> set[str]:
     """Return the models of all loops."""
-    return {str(read_settings_body(made[-1].body).model) for loop in log.heads() if (made := log.of_kind(loop, LOOP))}
+    created = [log.of_kind(loop, LOOP) for loop in log.heads()]
+    return {str(read_settings_body(records[-1].body).model) for records in created if records}
 
 
 @contextlib.contextmanager
 def compiling_rest(folder: Path) -> Iterator[None]:
-    """Compile the rest in the background; until that is done there is a file ``COMPILING`` in the folder."""
+    """Compile the rest in the background; the file ``COMPILING`` exists in the folder until that is done."""
     (folder / COMPILING).touch()
     with in_process(_compile_rest_nicely, folder):
         yield
@@ -73,9 +74,9 @@ def _compile_rest_nicely(folder: Path) -> None:
 
 @contextlib.contextmanager
 def in_process(work: Callable[..., None], *arguments: Any) -> Iterator[int]:
-    """Work in a process that is ended at the end of the block if it still runs; yield its number.
+    """Run ``work`` in a process, which is killed if it still runs at the end of the block; yield its number.
 
-    It holds no file of this process: neither a port nor the lease of a store stays taken where this one is killed.
+    It inherits no open files: if this process is killed, neither a port nor the lease of a store stays in use.
     """
     parent = os.getpid()
     pid = os.fork()
@@ -91,7 +92,7 @@ def in_process(work: Callable[..., None], *arguments: Any) -> Iterator[int]:
     try:
         yield pid
     finally:
-        with contextlib.suppress(ChildProcessError):  # it was waited for: its number may be another process's by now
+        with contextlib.suppress(ChildProcessError):  # it has ended: its number may belong to another process by now
             if os.waitpid(pid, os.WNOHANG) == (0, 0):
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
@@ -112,23 +113,23 @@ class _Orphan(event.Listener):
 
 
 def compile_learning(models: Collection[str], folder: Path | None = None) -> None:
-    """Learn from events that nobody decided."""
+    """Compile learning, by learning from made-up events."""
     with _machine(models, folder) as (log, learner, _):
         for model in models:
             _learn(model, log, learner)
 
 
 def compile_ranking(models: Collection[str], folder: Path | None = None) -> None:
-    """Decide by models that have learned nothing: code is compiled for types, and not for what it finds."""
+    """Compile deciding, by models that have learned nothing: compilation depends on types only, not on values."""
     with _machine(models, folder) as (_, _, published):
         for model in models:
             _decide(model, published)
 
 
 def warm_up(folder: Path | None = None) -> None:
-    """Compile everything here, in a store in ``folder`` that is thrown away; shared memory needs no disk.
+    """Compile everything in this process, with a temporary store in ``folder``; shared memory needs no disk.
 
-    Learn, decide and explain for a user with a model, recommend, upload what devices would, and use models as they do.
+    Learn, decide and explain for a user with a model, recommend, and upload and use models as devices do.
     """
     prepared = Preparer().prepare(b'{"a": 1}', [("a", b"{}"), ("b", b"{}")])
     shared = SharedModel(bits=1)
@@ -151,7 +152,9 @@ def warm_up(folder: Path | None = None) -> None:
 
 def _learn(model: str, log: SqliteLog, learner: Learner) -> None:
     hashes, values = np.array([1, 2], np.uint32).tobytes(), np.ones(2, np.float32).tobytes()
-    example = DecisionExample(Example(hashes, values, 1, hashes[4:]), 1, 1.0, deferred=False, agreed=None).encode()
+    example = DecisionExample(
+        HashedExample(hashes, values, 1, hashes[4:]), 1, 1.0, deferred=False, agreed=None
+    ).encode()
     n = MODELS[model].EVENTS_TO_COMPILE
     for k in range(n):
         reward = Record(model, REWARD, str(k), None, encode_reward(1.0, None))
@@ -160,7 +163,7 @@ def _learn(model: str, log: SqliteLog, learner: Learner) -> None:
             learner.step()
 
 
-def _decide(model: str, published: Models) -> tuple[Loop, Decision]:
+def _decide(model: str, published: PublishedModels) -> tuple[Loop, Decision]:
     loop = published.loop(model)
     assert loop is not None
     request = RankRequest(actions=[Action("a", Raw(b"{}")), Action("b", Raw(b"{}"))], user="u", explain=True)
@@ -170,8 +173,8 @@ def _decide(model: str, published: Models) -> tuple[Loop, Decision]:
 
 
 @contextlib.contextmanager
-def _machine(models: Collection[str], folder: Path | None) -> Iterator[tuple[SqliteLog, Learner, Models]]:
-    """Lend a log, its learner and what that publishes; a loop for each model has its name."""
+def _machine(models: Collection[str], folder: Path | None) -> Iterator[tuple[SqliteLog, Learner, PublishedModels]]:
+    """Yield a log, its learner and the published models, with one loop for each model, named after it."""
     with tempfile.TemporaryDirectory(prefix="fedres-", dir=folder) as name:
         home = Path(name)
         make_current(home)
@@ -181,6 +184,6 @@ def _machine(models: Collection[str], folder: Path | None) -> Iterator[tuple[Sql
             learner = Learner(log, DirectWriter(log), Snapshots(home / "models"), Publisher(home, 1))
             learner.open()
             try:
-                yield log, learner, Models(home)
+                yield log, learner, PublishedModels(home)
             finally:
                 learner.close()

@@ -9,8 +9,7 @@ from functools import partial
 from service import metrics
 from service.log.opening import open_log
 from service.log.writer import Writer
-from service.roles.config import Config
-from service.roles.heartbeat import Beat
+from service.roles.config import Beat, Config
 
 
 def run(config: Config, listener: socket.socket, parent: int, beat: Beat = lambda: None) -> None:

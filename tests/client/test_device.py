@@ -20,7 +20,7 @@ from fedres.scoring.model import SharedModel, learn, score
 from service.models.adagrad import PublishedAdagrad
 from service.rank.decide import NO_KEY, NO_MEMORY
 from service.rank.decide import choose as service_choose
-from service.rank.requests import Prepared
+from service.rank.requests import PreparedRequest
 from service.settings import Settings
 
 from network import MENU, Driven, payload  # isort: skip
@@ -77,7 +77,7 @@ def test_probabilities_and_draws_are_the_services_to_the_bit(policy):
         allowed = rng.random(4) < 0.7
         allowed[k % 4] = True
         rows = Preparer().hash_all([Named("", None, context), *(Named("", *action) for action in actions)])
-        hashed = Prepared(None, f"e{k}", rows, allowed.tolist(), event_draw(f"e{k}"), NO_KEY)
+        hashed = PreparedRequest(None, f"e{k}", rows, allowed.tolist(), event_draw(f"e{k}"), NO_KEY)
         rule = loop_rule(settings), 40
         [(action, chances, _)] = service_choose(
             [hashed], PublishedAdagrad(shared.weights.copy()), NO_MEMORY, rule, crosses=True

@@ -8,7 +8,7 @@ import pytest
 import safetensors.numpy
 
 from fedres import Federation
-from fedres.client.global_side import LearnerSide, Outcome, ResidualSide, global_side
+from fedres.client.global_side import LearnerSide, ResidualSide, RewardedDecision, global_side
 from fedres.federation import Example, delayed_sites
 from fedres.scoring.features import Preparer
 from fedres.scoring.federated import UPDATES, FederatedModel, Wire, as_features
@@ -41,7 +41,7 @@ def payload(model, version, *, since=None, indices=None, newest=0, **change):
 
 
 def outcome(example, label, *, local=0.0, shared=0.0, version=0):
-    return Outcome({"n": 1}, {"id": "a", "features": {}}, example, version, shared, local, label)
+    return RewardedDecision({"n": 1}, {"id": "a", "features": {}}, example, version, shared, local, label)
 
 
 def some_example(rng, size=6):

@@ -8,14 +8,14 @@ import pytest
 from fedres.decisions.explaining import explain
 from fedres.decisions.residual_kalman import NO_MODEL, ResidualKalman, events_of, request_of
 from fedres.scoring.features import Named, Preparer
-from fedres.scoring.flattening import Limits, action_features, flatten
+from fedres.scoring.flattening import FeatureLimits, action_features, flatten
 
 
 def hashed(context, action):
     name, features = action
     texts = json.dumps(context).encode(), json.dumps(features).encode()
     rows = Preparer().hash_all([Named("", None, texts[0]), Named("", name, texts[1])])
-    return rows, (flatten(texts[0], Limits()), action_features(name, texts[1], Limits()))
+    return rows, (flatten(texts[0], FeatureLimits()), action_features(name, texts[1], FeatureLimits()))
 
 
 def request(rows):

@@ -6,7 +6,7 @@ import safetensors.numpy
 
 from fedres.decisions import federated_kalman_reference as plain
 from fedres.decisions.constants import FIRST_LOG_TAU
-from fedres.decisions.federated_kalman import DeviceKalman, Example, Part, learn_residual, residual_of
+from fedres.decisions.federated_kalman import DeviceKalman, KalmanExample, Part, learn_residual, residual_of
 from fedres.decisions.kalman_document import read_document, read_metadata, write_document, write_safetensors
 from fedres.decisions.kalman_state import NOISE, OWN, Events
 from fedres.decisions.residual_kalman import NO_OWNS, ResidualKalman, request_of
@@ -33,7 +33,7 @@ def generated(n, rng, *, private=True):
 def compiled(row):
     seen, own, action, reward = row
     context = [*seen, *own]
-    return Example(
+    return KalmanExample(
         np.array([key for key, *_ in [*context, *action]], np.uint32),
         np.array([value for _, value, *_ in [*context, *action]], np.float32),
         np.array([0] * len(context) + [field for *_, field in action], np.uint32),
@@ -47,7 +47,7 @@ def readable(row):
     seen, own, action, reward = row
     columns = [[*zip(*rows, strict=True)] for rows in (seen, [*seen, *own], action)]
     as_floats = [(part[0], np.float32(part[1]).tolist(), *part[2:]) for part in columns]
-    return plain.Example(*as_floats, np.float32(reward).item())
+    return plain.KalmanExample(*as_floats, np.float32(reward).item())
 
 
 def event_of(example):
@@ -85,7 +85,7 @@ def test_both_halves_are_those_of_the_readable_twin():
     device, learned = DeviceKalman(), []
     for first in range(20, 130, 30):
         parts = device.relearn(server.shared, [compiled(row) for row in learned])
-        plain_device = plain.Device(twin, [readable(row) for row in learned])
+        plain_device = plain.DeviceKalman(twin, [readable(row) for row in learned])
         same(parts, plain_device.parts)
         new, new_twins = [], []
         for row in rows[first : first + 30]:

@@ -28,7 +28,7 @@ from fedres.decisions.kalman_inputs import (
     rebase,
     scale_of,
 )
-from fedres.decisions.kalman_inputs_reference import Event
+from fedres.decisions.kalman_inputs_reference import KalmanEvent
 from fedres.decisions.kalman_kernels import predict
 from fedres.decisions.kalman_own import BIASES, COUNT, SLOT_KEY
 from fedres.decisions.kalman_rows import Rows, fill_inputs, number_features, predict_rows
@@ -113,7 +113,7 @@ def test_predictions_are_those_of_the_readable_twin(settings, shape, seed):
             assert prediction.means == pytest.approx(means, abs=TOLERANCE), number
             assert prediction.widths == pytest.approx(widths, abs=TOLERANCE), number
         learn_all(model, owns, [(user, context, actions, taken, reward)], [1])
-        readable.learn(Event(user, context, tuple(np.float32(a) for a in actions[taken]), reward))
+        readable.learn(KalmanEvent(user, context, tuple(np.float32(a) for a in actions[taken]), reward))
     assert model.shared.numbers[0] == pytest.approx(readable.noise, abs=TOLERANCE)
     assert len(readable.bases) == model.shared.counts[2]
     assert (model.shared.log_tau[0, CONSTANT] != 0) == (n > CORE_TAU_START)
@@ -402,7 +402,7 @@ def test_drift_is_that_of_the_readable_twin():
     for t, (context, actions, right) in enumerate(changing_world(15, 800, 500)):
         taken = int(rng.integers(4 if t < 600 else 2))  # two actions are not learned any more
         learn_all(model, {}, [(None, context, actions, taken, float(taken == right))], [1])
-        readable.learn(Event(None, context, actions[taken], float(taken == right)))
+        readable.learn(KalmanEvent(None, context, actions[taken], float(taken == right)))
     assert model.shared.drift[LOG_DRIFT] == pytest.approx(readable.drift.log_tau, abs=1e-6)
     assert readable.drift.log_tau > LEAST_LOG_DRIFT + 3
     prediction, (means, widths) = model.predict(request_of(context, actions)), readable.predict(None, context, actions)

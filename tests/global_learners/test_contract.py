@@ -8,7 +8,7 @@ import pytest
 from fedres import Channel, Faults, Fixed, Quantizer, Site, Uniform, global_learner
 from fedres.federation import Example, Federation, delayed_sites
 from fedres.global_learners import GLOBAL_LEARNERS
-from fedres.global_learners.base import Observed
+from fedres.global_learners.base import ObservedRound
 from fedres.messages import Down
 
 K, D, LOCAL = 5, 3, 2
@@ -125,7 +125,7 @@ def test_what_a_host_has_checked_and_predicted_makes_the_same_uploads(name):
         offset = learner.model.predict(host.weights(t), features)
         up, same = (
             client_itself.observe(t, features, 0.0, label, present),
-            host.update(t, Observed(features, np.zeros(K), label, present, offset)),
+            host.update(t, ObservedRound(features, np.zeros(K), label, present, offset)),
         )
         assert (up is None) == (same is None)
         if up is not None:

@@ -11,9 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 from libsvm_tasks.decisions import report, speed
-from libsvm_tasks.decisions.players import PLAYERS, VW_TUNED, Kalman, Popularity
+from libsvm_tasks.decisions.players import PLAYERS, VW_TUNED, KalmanPlayer, PopularityPlayer
 from libsvm_tasks.decisions.real import judged_prompts, movielens
-from libsvm_tasks.decisions.rounds import Round, Stream
+from libsvm_tasks.decisions.rounds import DecisionRound, DecisionStream
 from libsvm_tasks.decisions.suite import STREAMS, Piece, absent, play, play_piece, players_of, run
 from libsvm_tasks.decisions.worlds import News
 from service.cli import app
@@ -198,17 +198,17 @@ class Memory:
 @pytest.mark.parametrize("delay", [0, 7])
 def test_rewards_arrive_when_the_stream_says(delay):
     player = Memory()
-    play(Stream(News(rounds=100), "", delay=delay, by_chance=True), player, 3)
+    play(DecisionStream(News(rounds=100), "", delay=delay, by_chance=True), player, 3)
     assert [(token, now) for token, now, _ in player.learned] == [(k, k + delay) for k in range(1, 100 - delay)]
 
 
 def test_clicks_come_at_once_and_zeros_late_and_some_rewards_never():
     player = Memory()
-    play(Stream(News(rounds=400, least=0.2, most=0.9), "", zero_delay=20, by_chance=True), player, 3)
+    play(DecisionStream(News(rounds=400, least=0.2, most=0.9), "", zero_delay=20, by_chance=True), player, 3)
     assert {now - token for token, now, reward in player.learned if reward} == {0}
     assert {now - token for token, now, reward in player.learned if not reward} == {20}
     player = Memory()
-    play(Stream(News(rounds=400), "", missing=0.5, by_chance=True), player, 3)
+    play(DecisionStream(News(rounds=400), "", missing=0.5, by_chance=True), player, 3)
     assert 150 < len(player.learned) < 250
 
 
@@ -232,7 +232,7 @@ def test_every_player_plays_and_repeats_itself(stream, player):
 
 def test_linucb_takes_a_number_that_is_0_from_the_start():
     player = PLAYERS["linucb"].make(STREAMS["raw"])
-    now = Round("u", {"hour": 0.0}, [{"_id=a": 1.0, "price": 0.0}, {"_id=b": 1.0, "price": 2.0}], np.ones(2))
+    now = DecisionRound("u", {"hour": 0.0}, [{"_id=a": 1.0, "price": 0.0}, {"_id=b": 1.0, "price": 2.0}], np.ones(2))
     action, token = player.decide(now, 0.0)
     player.learn(token, 1.0)
     assert player.decide(now, 0.0)[0] == action
@@ -249,7 +249,7 @@ def test_the_best_choices_have_the_figure_1():
 
 @pytest.mark.slow
 def test_residual_kalman_learns_digits():
-    assert play(STREAMS["digits"], Kalman(), 5) > 0.8
+    assert play(STREAMS["digits"], KalmanPlayer(), 5) > 0.8
 
 
 def test_a_piece_that_is_in_the_journal_is_not_played_again(tmp_path):
@@ -290,8 +290,8 @@ def test_vw_all_names_four_policies_in_two_forms_with_three_rates():
 
 
 def test_popularity_takes_what_earned_most_and_uniform_takes_all():
-    now = Round("u", {}, [{"_id=a": 1.0}, {"_id=b": 1.0}, {"_id=c": 1.0}], np.ones(3))
-    player, uniform = Popularity(), PLAYERS["uniform"].make(STREAMS["news"])
+    now = DecisionRound("u", {}, [{"_id=a": 1.0}, {"_id=b": 1.0}, {"_id=c": 1.0}], np.ones(3))
+    player, uniform = PopularityPlayer(), PLAYERS["uniform"].make(STREAMS["news"])
     assert [player.decide(now, draw)[0] for draw in (0.0, 0.5, 0.99)] == [0, 1, 2]
     player.learn("_id=b", 1.0)
     player.learn("_id=a", 0.0)

@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import numpy as np
 import pytest
 
-from libsvm_tasks.catalogue import CATALOGUE, Entry
+from libsvm_tasks.catalogue import CATALOGUE, DatasetEntry
 from libsvm_tasks.fetch import BLOCK, fetch
 from libsvm_tasks.load import load
 
@@ -68,7 +68,7 @@ def serve(server, monkeypatch):
 
 
 def enlist(monkeypatch, url, test_url=None, rows=ROWS, features=3, classes=3):
-    entry = Entry("tiny", rows, features, classes, "classification", "made for this test", url, test_url)
+    entry = DatasetEntry("tiny", rows, features, classes, "classification", "made for this test", url, test_url)
     monkeypatch.setitem(CATALOGUE, "tiny", entry)
 
 

@@ -27,7 +27,7 @@ def world(people=40, films=120, rated=60, seed=3):
     )
 
 
-class Memory(pages.Uniform):
+class Memory(pages.UniformPages):
     def __init__(self):
         self.shown = []
 
@@ -76,7 +76,7 @@ def test_players_learn_and_repeat_themselves(player, monkeypatch):
     small = world()
     figures = [play(small, entry.make(), 1, entry.most) for _ in range(2)]
     assert figures[0] == figures[1]
-    assert figures[0].five_stars > play(small, pages.Uniform(), 1).five_stars
+    assert figures[0].five_stars > play(small, pages.UniformPages(), 1).five_stars
 
 
 @pytest.mark.parametrize("player", [*pages.VW_FORMS])
@@ -87,7 +87,7 @@ def test_vowpal_wabbit_takes_the_options_of_every_form(player):
 
 def test_recommend_knows_tastes_that_popularity_does_not():
     small = world()
-    assert play(small, pages.Recommend(), 1).five_stars > play(small, pages.Popularity(), 1).five_stars + 0.05
+    assert play(small, pages.Recommend(), 1).five_stars > play(small, pages.PopularPages(), 1).five_stars + 0.05
 
 
 def test_rows_pair_differences_by_seed():
@@ -141,4 +141,4 @@ def test_players_without_their_package_or_the_files_say_why(monkeypatch, tmp_pat
 def test_a_piece_is_a_player_with_a_seed(monkeypatch):
     monkeypatch.setattr(pages, "movielens", world)
     figures = play_piece(Piece("popularity", 2, 5))
-    assert figures["five_stars"] == play(world(), pages.Popularity(), 2, pages=5).five_stars
+    assert figures["five_stars"] == play(world(), pages.PopularPages(), 2, pages=5).five_stars

@@ -45,14 +45,16 @@ def test_a_clients_regret_falls_with_the_number_of_clients(times):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("n_clients", [20, pytest.param(50, marks=pytest.mark.long)])
 @pytest.mark.parametrize(
-    ("names", "n_rounds", "most"),
+    ("names", "n_rounds", "most", "n_clients"),
     [
-        (("linucb",), 800, 0.75),
-        pytest.param(("linucb",), 1500, 0.6, marks=pytest.mark.long),
-        (FAST, 6_000, 0.7),
-        pytest.param(FAST, 16_000, 0.6, marks=pytest.mark.long),
+        (("linucb",), 800, 0.75, 20),
+        (FAST, 6_000, 0.7, 20),
+        *[
+            pytest.param(names, n_rounds, 0.6, n_clients, marks=pytest.mark.long)
+            for names, n_rounds in ((("linucb",), 1500), (FAST, 16_000))
+            for n_clients in (20, 50)
+        ],
     ],
 )
 def test_shared_and_personal_models_together_beat_either_alone_by_far(names, n_rounds, most, n_clients):

@@ -10,7 +10,7 @@ from libsvm_tasks.task_replay import dataset
 from libsvm_tasks.tasks import paper_task
 from research.fair import averaging, table
 from research.fair.cells import Tuning, choose, held_out, key, tune
-from research.fair.learned_prior import Shared, client, server
+from research.fair.learned_prior import SharedPrior, client, server
 from research.fair.methods import METHODS, accuracy, mean_of, reshuffled
 from research.fair.second_order import Ridge, counts, with_constant
 
@@ -67,7 +67,7 @@ def test_a_clients_sums_are_the_posterior_moments(diagonal):
     x, y, w = rng.normal(size=(7, 4)), rng.normal(size=7), rng.normal(size=4)
     root = rng.normal(size=(4, 4))
     spread = np.diag([1.0, 2.0, 0.5, 3.0]) if diagonal else root @ root.T
-    sums = client(x, y, Shared(w, np.diag(spread) if diagonal else spread, 0.3))
+    sums = client(x, y, SharedPrior(w, np.diag(spread) if diagonal else spread, 0.3))
     covariance = np.linalg.inv(np.linalg.inv(spread) + x.T @ x / 0.3)
     mean = covariance @ x.T @ (y - x @ w) / 0.3
     moment = covariance + np.outer(mean, mean)
@@ -95,7 +95,7 @@ def test_round_trips_of_the_learned_prior_raise_the_likelihood():
         return total
 
     start = 1e6 * np.eye(3)  # as good as no penalty on w
-    shared, likelihoods = Shared(np.zeros(3), np.eye(3), 1.0), []
+    shared, likelihoods = SharedPrior(np.zeros(3), np.eye(3), 1.0), []
     for _ in range(8):
         shared = server([client(x, y, shared) for x, y in zip(rows, label, strict=True)], start, 0.0)
         likelihoods.append(likelihood(shared))

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedres.scoring.features import Named, Preparer
-from fedres.scoring.flattening import FeatureError, Limits, _each_once, action_features, feature_hash, flatten
+from fedres.scoring.flattening import FeatureError, FeatureLimits, _each_once, action_features, feature_hash, flatten
 from fedres.scoring.kernels import pair_key
 from fedres.scoring.model import expand
 
@@ -21,7 +21,7 @@ DOC = (Path(__file__).parents[2] / "docs" / "reference" / "hashing.md").read_tex
 
 def named(tree, **limits):
     text = tree if isinstance(tree, bytes) else json.dumps(tree).encode()
-    return [feature[:2] for feature in flatten(text, Limits(**limits))]
+    return [feature[:2] for feature in flatten(text, FeatureLimits(**limits))]
 
 
 @pytest.mark.parametrize(
@@ -46,12 +46,12 @@ def test_json_becomes_names_and_values(features, expected):
 
 
 def test_an_action_s_first_feature_is_its_id_under_a_name_that_json_cannot_have():
-    assert action_features("x", b'{"_id": "y", "a": 1}', Limits()) == [("_id=x", 1.0, "_id"), ("a", 1.0, "a")]
+    assert action_features("x", b'{"_id": "y", "a": 1}', FeatureLimits()) == [("_id=x", 1.0, "_id"), ("a", 1.0, "a")]
 
 
 def test_the_field_of_a_feature_is_its_path_of_json_keys():
     tree = {"a=b": "c=d", "geo": {"city": "Zürich", "lat": 2}, "tags": ["x", "y"], "taste": [1, 2], "new": True}
-    flat = flatten(json.dumps(tree).encode(), Limits())
+    flat = flatten(json.dumps(tree).encode(), FeatureLimits())
     assert [feature.field for feature in flat] == [
         "a=b", "geo.city", "geo.lat", "tags", "tags", "taste[0]", "taste[1]", "new",
     ]  # fmt: skip
@@ -68,7 +68,7 @@ json_trees = st.recursive(
 
 @given(st.dictionaries(st.text(min_size=1, max_size=5), json_trees, max_size=5))
 def test_any_tree_of_scalars_gives_finite_values_and_no_reserved_name(tree):
-    flat = flatten(json.dumps(tree).encode(), Limits(depth=30))
+    flat = flatten(json.dumps(tree).encode(), FeatureLimits(depth=30))
     assert all(abs(value) <= 1e15 and not name.startswith("_") for name, value, _ in flat)
 
 
@@ -134,7 +134,7 @@ def test_too_many_features_are_refused_before_the_rest_is_looked_at(features):
 
 
 def test_the_id_of_an_action_counts_as_one_of_its_features():
-    limits = Limits(features=2)
+    limits = FeatureLimits(features=2)
     assert len(action_features("x", b'{"a": 1}', limits)) == 2
     with pytest.raises(FeatureError, match="features must be at most 2, got more"):
         action_features("x", b'{"a": 1, "b": 1}', limits)
@@ -166,7 +166,7 @@ def test_errors_say_which_part_of_the_request_they_are_about():
     with pytest.raises(FeatureError, match=r"^actions\[0\]: names must be valid Unicode"):
         Preparer().prepare(b"{}", [("\ud800", b"{}")])
     with pytest.raises(FeatureError, match="context × action features must be at most 3, got 2 × 2"):
-        Preparer(limits=Limits(crosses=3)).prepare(b'{"a": 1, "b": 2}', [("a", b"{}"), ("b", b"{}")])
+        Preparer(limits=FeatureLimits(crosses=3)).prepare(b'{"a": 1, "b": 2}', [("a", b"{}"), ("b", b"{}")])
 
 
 def test_a_request_decoded_into_raw_slices_is_prepared_action_by_action():
@@ -258,7 +258,7 @@ NAMES = {
 @pytest.mark.parametrize("family", NAMES)
 def test_names_collide_no_more_than_random_ones(family):
     everything = dict.fromkeys(NAMES[family], 1)
-    limits = Limits(features=40_001, crosses=10**6)
+    limits = FeatureLimits(features=40_001, crosses=10**6)
     prepared = Preparer(crosses=False, limits=limits).prepare(json.dumps(everything).encode(), [("a", b"{}")])
     keys = expand(prepared, 0)[0]
     assert keys.size == 40_001

@@ -8,9 +8,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fedres.scoring.features import MOST_KEYS, Plain, Preparer
-from fedres.scoring.flattening import FeatureError, Limits, feature_hash, flatten
+from fedres.scoring.flattening import FeatureError, FeatureLimits, feature_hash, flatten
 
-SMALL = Limits(features=5, depth=3, name=8)
+SMALL = FeatureLimits(features=5, depth=3, name=8)
 NAMES = st.text(st.characters(min_codepoint=33, max_codepoint=126, exclude_characters='"\\_'), min_size=1, max_size=6)
 NUMBERS = st.one_of(
     st.integers(-(10**14), 10**14), st.floats(-1e14, 1e14), st.floats(-2, 2), st.decimals(-9, 9, places=17).map(float)
@@ -45,7 +45,7 @@ def agrees(text, limits):
 @example({"a": {"a": {"a": {"a": 1}}}}, (",", ":"))
 def test_what_is_plain_is_hashed_as_ever(tree, separators):
     text = json.dumps(tree, separators=separators).encode()
-    agrees(text, Limits())
+    agrees(text, FeatureLimits())
     agrees(text, SMALL)
 
 
@@ -61,18 +61,18 @@ def test_what_is_plain_is_hashed_as_ever(tree, separators):
     ],
 )
 def test_usual_contexts_are_plain(text):
-    assert agrees(text, Limits())
+    assert agrees(text, FeatureLimits())
 
 
 @given(st.integers(10**15, 10**30), st.integers(10, 40))
 def test_numbers_of_many_digits_are_right_or_not_plain(number, at):
     text = str(number).rjust(at, "0")
-    agrees(f'{{"x":{text[:-at] or 0}.{text[-at:]}}}'.encode(), Limits())
+    agrees(f'{{"x":{text[:-at] or 0}.{text[-at:]}}}'.encode(), FeatureLimits())
 
 
 @given(NUMBERS.filter(lambda x: x == 0 or 1e-4 < abs(x) < 9e14))
 def test_usual_numbers_are_plain(number):
-    assert agrees(json.dumps({"x": number}).encode(), Limits())
+    assert agrees(json.dumps({"x": number}).encode(), FeatureLimits())
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_usual_numbers_are_plain(number):
     ],
 )
 def test_what_is_wrong_is_never_plain(text):
-    assert Plain(Limits()).hashed([text]) == [None]
+    assert Plain(FeatureLimits()).hashed([text]) == [None]
 
 
 @given(OBJECTS, st.data())
@@ -121,11 +121,11 @@ def test_a_plain_text_that_was_damaged_is_the_same_or_not_plain(tree, data):
     at = data.draw(st.integers(0, len(text) - 1))
     text[at : at + data.draw(st.integers(0, 2))] = data.draw(DAMAGE)
     try:
-        flattened(bytes(text), Limits())
+        flattened(bytes(text), FeatureLimits())
     except FeatureError:
-        assert Plain(Limits()).hashed([bytes(text)]) == [None]
+        assert Plain(FeatureLimits()).hashed([bytes(text)]) == [None]
     else:
-        agrees(bytes(text), Limits())
+        agrees(bytes(text), FeatureLimits())
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_limits_are_those_of_all_features(text, message):
 def test_several_at_once_are_hashed_as_one_by_one():
     many = b"{%b}" % b",".join(b'"f%d":%d' % (k, k + 1) for k in range(MOST_KEYS))
     texts = [b'{"a":1,"b":2}', b"", many, b"{}", b'{"a":"_"', many, b'{"a":[1]}', b'{"c":3}']
-    plain = Plain(Limits())
+    plain = Plain(FeatureLimits())
     rows = plain.hashed(texts)
     assert rows == [plain.hashed([text])[0] for text in texts]
     assert [len(row[0]) // 4 if row else None for row in rows] == [2, None, MOST_KEYS, 0, None, MOST_KEYS, None, 1]

@@ -11,14 +11,14 @@ import httpx
 import uvloop
 from machine import Engine, InlineLearner
 
-from service.admin.status import Status
+from service.admin.status import MachineStatus
 from service.app import create_app
-from service.http.audit import audit_of
+from service.http.audit import Audit
 from service.http.keys import Keys
 from service.http.request import Limits
-from service.http.server import Server, bind
-from service.log.sqlite import system_clock
+from service.http.server import HttpServer, bind
 from service.rank.ranker import RankerContext
+from service.times import system_clock
 
 
 class LockedLearner(InlineLearner):
@@ -131,12 +131,12 @@ async def _run(folder, limits, tls, audit, settings, ready, root_path, hosts):
         engine = LiveEngine(folder, **settings)
         try:
             keys = Keys(folder / "store.db")
-            noted = audit_of(folder / "store.db") if audit else None
-            status = Status(engine.context, "store.db")
+            noted = Audit(folder / "store.db") if audit else None
+            status = MachineStatus(engine.context, "store.db")
             app = create_app(
                 engine.context, status, keys=keys, limits=limits, audit=noted, hosts=hosts, root_path=root_path
             )
-            server = Server(app, sock, limits, tls)
+            server = HttpServer(app.router, sock, limits, tls)
             ready.set_result(Live(server, engine, keys))
             await server.serve()
         finally:

@@ -8,16 +8,16 @@ from pathlib import Path
 import msgspec
 
 from service.admin.admin import Admin
-from service.learn.control import Question, answer
+from service.learn.control import LearnerQuestion, answer
 from service.learn.learner import Learner, replay
 from service.learn.snapshots import Snapshots
-from service.log.direct import prune
 from service.log.opening import continued
 from service.log.protocol import StoreUnavailable
 from service.log.records import LOOP, ErasedBody, Record, encode
 from service.log.sqlite import SqliteLog
 from service.log.sqlite_schema import sqlite_file
-from service.models.published import Models, Publisher, make_current, new_generation
+from service.log.writer import prune
+from service.models.published import PublishedModels, Publisher, make_current, new_generation
 from service.plugins.devices.devices import Devices
 from service.plugins.reports.reports import Reports
 from service.rank.ranker import Ranker, RankerContext
@@ -78,7 +78,7 @@ class InlineLearner:
         self.learner = learner
 
     async def ask(self, what, loop="", since=0):
-        reply = answer(self.learner, Question(what, loop, since))
+        reply = answer(self.learner, LearnerQuestion(what, loop, since))
         if reply.error is not None:
             raise StoreUnavailable("learner", reply.error)
         return msgspec.msgpack.decode(msgspec.msgpack.encode(reply.body))
@@ -122,6 +122,7 @@ class Engine:
         self._open_log = open_log or (lambda: SqliteLog(connect, clock=self.clock))
         self.log = self._open_log()
         heads = self.log.heads()
+        self.own_clock = self.clock  # which tests set
         self.log.clock = self.clock = continued(self.clock, max([0, *(head.time for head in heads.values())]))
         if DEFAULT_LOOP not in heads:
             self.log.append([[Record(DEFAULT_LOOP, LOOP, "loop after 0", body=encode(Settings(**settings)))]])
@@ -136,7 +137,7 @@ class Engine:
         self.learner.log.clock = self.clock
         self.learner.open()
         self.context = SteppingMachine(
-            Models(run), InlineWriter(self.log), InlineLearner(self.learner), self._open_log, limits
+            PublishedModels(run), InlineWriter(self.log), InlineLearner(self.learner), self._open_log, limits
         )
         self.context.core = self.learner
         self.admin = Admin(self.context)

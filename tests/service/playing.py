@@ -11,10 +11,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from service.admin.status import Status
+from service.admin.status import MachineStatus
 from service.errors import ApiError
+from service.http.replies import failure
 from service.learn.learner import Learner, replay
 from service.learn.snapshots import Snapshots
+from service.log.protocol import StoreUnavailable
 from service.log.sqlite import SqliteLog
 from service.log.sqlite_schema import sqlite_file
 from service.models.published import Publisher
@@ -47,16 +49,17 @@ async def play(engine, n, seed=0, loop="default", n_users=6):
 
 
 async def refused(awaitable):
-    with pytest.raises(ApiError) as raised:
-        await awaitable
-    return raised.value.status, raised.value.code
+    """Return status and code of the reply to what is refused."""
+    return (await refused_for(awaitable))[:2]
 
 
 async def refused_for(awaitable):
     """Return the same, and what the refusal is about."""
-    with pytest.raises(ApiError) as raised:
+    with pytest.raises((ApiError, StoreUnavailable)) as raised:
         await awaitable
-    return raised.value.status, raised.value.code, raised.value.target
+    reply = failure(raised.value)
+    error = json.loads(reply.body)["error"]
+    return reply.status, error["code"], error["target"]
 
 
 def weights(engine, loop="default"):
@@ -65,7 +68,7 @@ def weights(engine, loop="default"):
 
 
 async def gauges(engine, loop="default"):
-    return (await Status(engine.context, "store.db").gauges())[loop]
+    return (await MachineStatus(engine.context, "store.db").status())["loops"][loop]
 
 
 def head_of(engine, loop="default"):

@@ -16,7 +16,7 @@ import httpx
 import msgspec
 from forked import FEDRES, Forked
 
-from service.learn.control import Answer, Question
+from service.learn.control import LearnerAnswer, LearnerQuestion
 from service.log.client import framed, receive_frame
 
 ADDRESS = re.compile(r"dashboard +(https?://\S+)/")  # in the line that says where a service is
@@ -237,8 +237,8 @@ class MachineProcess:
         with socket.socket(socket.AF_UNIX) as learner:
             learner.settimeout(DEADLINE)
             learner.connect(str(Path(note.read_text().strip()) / "learner.sock"))
-            learner.sendall(framed(Question("digest", loop)))
-            answer = msgspec.msgpack.decode(receive_frame(learner.recv), type=Answer)
+            learner.sendall(framed(LearnerQuestion("digest", loop)))
+            answer = msgspec.msgpack.decode(receive_frame(learner.recv), type=LearnerAnswer)
         assert answer.error is None, answer.error
         return answer.body
 

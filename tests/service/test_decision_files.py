@@ -14,8 +14,8 @@ from bandits.evaluation import Columns, load_log
 from bandits.evaluation.online import hosted_policy, play
 from bandits.evaluation.sources import ignore_progress
 from service.cli import app
-from service.plugins.tools.decision_files import JsonLines, TableRows, kind_of
-from service.plugins.tools.importing import WrongLine, import_decisions
+from service.plugins.tools.decision_files import decision_file, kind_of
+from service.plugins.tools.importing import import_decisions
 from service.rank.requests import Action, RankRequest
 
 HEADER = ["who", "country", "age", "banner", "chance", "bought"]
@@ -57,8 +57,8 @@ def test_a_table_is_learned_and_known_again(tmp_path):
 
     async def story():
         async with running(tmp_path) as engine:
-            assert imported(engine, path, TableRows(path, COLUMNS)) == (60, 0, 0)
-            assert imported(engine, path, TableRows(path, COLUMNS)) == (0, 60, 0)
+            assert imported(engine, path, decision_file(path, "table", COLUMNS)) == (60, 0, 0)
+            assert imported(engine, path, decision_file(path, "table", COLUMNS)) == (0, 60, 0)
             await engine.settle()
             assert engine.view("shop").settings.model == "residual-kalman"
             assert engine.digest("shop") == engine.rebuilt("shop")
@@ -84,7 +84,7 @@ def test_a_loop_that_learned_a_log_decides_as_the_policy_fedres_is_valued(tmp_pa
 
     async def story():
         async with running(tmp_path) as engine:
-            imported(engine, before, TableRows(before, COLUMNS))
+            imported(engine, before, decision_file(before, "table", COLUMNS))
             await engine.settle()
             reply = await engine.rank("shop", request)
             chances = {one.id: one.probability for one in reply.ranking}
@@ -101,13 +101,13 @@ def test_what_the_service_exports_is_imported_again(tmp_path):
 
     async def story():
         async with running(tmp_path / "one") as engine:
-            imported(engine, path, TableRows(path, COLUMNS))
+            imported(engine, path, decision_file(path, "table", COLUMNS))
             await engine.settle()
             events, digest = await engine.events("shop"), engine.digest("shop")
         lines.write_text("".join(json.dumps(event) + "\n" for event in events))
         assert kind_of(lines) == "lines"
         async with running(tmp_path / "two") as engine:
-            assert imported(engine, lines, JsonLines(lines)) == (60, 0, 0)
+            assert imported(engine, lines, decision_file(lines, "lines", COLUMNS)) == (60, 0, 0)
             await engine.settle()
             for again, event in zip(await engine.events("shop"), events, strict=True):
                 context = again["context"]
@@ -126,7 +126,7 @@ def test_a_decision_without_a_reward_is_stored_and_not_learned(tmp_path):
 
     async def story():
         async with running(tmp_path) as engine:
-            assert imported(engine, path, TableRows(path, Columns())).stored == 2
+            assert imported(engine, path, decision_file(path, "table", Columns())).stored == 2
             await engine.settle()
             assert engine.view("shop").statistics.settled == 1
             assert [event["status"] for event in await engine.events("shop")] == ["rewarded", "deferred"]
@@ -148,11 +148,15 @@ def test_a_wrong_row_is_named_and_passed_over_or_ends_the_import(tmp_path, cells
 
     async def story():
         async with running(tmp_path) as engine:
-            with pytest.raises(WrongLine, match=r"log\.csv, line 3: ") as caught:
-                imported(engine, path, TableRows(path, Columns()))
+            with pytest.raises(ValueError, match=r"log\.csv, line 3: ") as caught:
+                imported(engine, path, decision_file(path, "table", Columns()))
             assert said in str(caught.value)
             passed_over = []
-            assert imported(engine, path, TableRows(path, Columns()), wrong=passed_over.append) == (1, 1, 1)
+            assert imported(engine, path, decision_file(path, "table", Columns()), wrong=passed_over.append) == (
+                1,
+                1,
+                1,
+            )
             assert passed_over == [str(caught.value)]
 
     asyncio.run(story())
@@ -174,8 +178,7 @@ def test_the_command_takes_tables_and_lines_by_what_is_in_them(tmp_path):
 
 def test_recommended_items_and_feedback_of_an_export_stay_what_they_were(tmp_path):
     from service.plugins.recommend.feedback import Feedback, FeedbackEvent
-    from service.plugins.recommend.recommender import Recommender
-    from service.plugins.recommend.requests import RecommendRequest
+    from service.plugins.recommend.recommender import Recommender, RecommendRequest
 
     path = tmp_path / "events.jsonl"
 
@@ -200,8 +203,8 @@ def test_recommended_items_and_feedback_of_an_export_stay_what_they_were(tmp_pat
         path.write_text("".join(json.dumps(event) + "\n" for event in events))
         (tmp_path / "again").mkdir()
         async with running(tmp_path / "again") as engine:
-            assert imported(engine, path, JsonLines(path)) == (33, 0, 0)
-            assert imported(engine, path, JsonLines(path)) == (0, 33, 0)
+            assert imported(engine, path, decision_file(path, "lines", COLUMNS)) == (33, 0, 0)
+            assert imported(engine, path, decision_file(path, "lines", COLUMNS)) == (0, 33, 0)
             await engine.settle()
             names = ("event_id", "user", "actions", "action", "probability", "probabilities", "reward", "status")
             again = await engine.events("shop")
@@ -230,7 +233,7 @@ def test_a_recommended_item_without_a_place_and_feedback_without_a_reward_are_re
 
     async def story():
         async with running(tmp_path) as engine:
-            with pytest.raises(WrongLine, match="line 1: "):
-                imported(engine, path, JsonLines(path))
+            with pytest.raises(ValueError, match="line 1: "):
+                imported(engine, path, decision_file(path, "lines", COLUMNS))
 
     asyncio.run(story())

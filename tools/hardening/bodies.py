@@ -20,11 +20,11 @@ import msgspec
 from grammar import Grammar
 from machine import Engine
 
-from fedres.scoring.flattening import FeatureError, Limits, action_features, flatten
+from fedres.scoring.flattening import FeatureError, FeatureLimits, action_features, flatten
 from service.admin.routes import NewLoop
 from service.errors import ApiError
 from service.http.hot import Batch, Reward
-from service.http.request import decode, decompressed
+from service.http.request import decode, gunzip
 from service.rank.decide import prepare
 from service.rank.requests import RankRequest
 from service.rank.slots import SlotsRequest
@@ -65,7 +65,7 @@ class Reader:
         if kind == 0:
             self._rank(body)
         elif kind == GZIP:
-            unzipped = decompressed(body, b"gzip", MOST_BYTES)
+            unzipped = gunzip(body, MOST_BYTES)
             if len(unzipped) > MOST_BYTES:
                 raise WrongBodyError(f"{body!r} has {len(unzipped)} bytes")
         else:
@@ -94,9 +94,9 @@ class Reader:
     @staticmethod
     def _features_error(request):
         try:
-            flatten(bytes(request.context) or b"{}", Limits())
+            flatten(bytes(request.context) or b"{}", FeatureLimits())
             for action in request.actions:
-                action_features(action.id, bytes(action.features), Limits())
+                action_features(action.id, bytes(action.features), FeatureLimits())
         except FeatureError as error:
             return error
         return None

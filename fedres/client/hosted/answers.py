@@ -1,4 +1,4 @@
-"""The service's answers: their shapes, and what one that is no success means."""
+"""The service's replies: their types, and the errors of unsuccessful ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedres.client.wire import UNREADABLE, Answer, Failure, refusal
 T = TypeVar("T")
 
 
-class Result(msgspec.Struct):
+class RankResult(msgspec.Struct):
     event_id: str
     action: str
     probability: float
@@ -23,7 +23,7 @@ class Result(msgspec.Struct):
     explanations: list[Explanation] | None = None
 
 
-class Refused(msgspec.Struct):
+class ErrorDetail(msgspec.Struct):
     code: str
     message: str
     target: str | None = None
@@ -39,10 +39,10 @@ class BatchResult(msgspec.Struct):
     ranking: list[Ranked] = []
     arm: str | None = None
     explanations: list[Explanation] | None = None
-    error: Refused | None = None
+    error: ErrorDetail | None = None
 
 
-class Batch(msgspec.Struct):
+class Decisions(msgspec.Struct):
     results: list[BatchResult]
 
 
@@ -73,7 +73,7 @@ class Recommended(msgspec.Struct):
 
 
 def checked(answer: Answer | Failure) -> Answer:
-    """Return a success; raise what anything else means."""
+    """Return a success; raise the error of any other reply."""
     if isinstance(answer, Failure):
         raise ServiceError(0, "no_answer", answer.reason)
     if answer.status >= 300:

@@ -7,8 +7,8 @@ import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from fedres.client.hosted.base import CONNECTIONS, Base, either
-from fedres.client.hosted.calls import PAGE, Call, observed
+from fedres.client.hosted.base import CONNECTIONS, BaseClient, either
+from fedres.client.hosted.calls import PAGE, ServiceCall, observed
 from fedres.client.hosted.retrying import retrying
 from fedres.client.hosted.rewards import CLOSE_SECONDS
 from fedres.client.hosted.types import Decision, Event, RankRequest, Recommendation, Slot
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class AsyncClient(Base):
-    """What ``Client`` is, for ``async with``; a client belongs to one event loop at a time.
+class AsyncClient(BaseClient):
+    """``Client`` for ``async with``; a client belongs to one event loop at a time.
 
     Rewards need no ``await``: a thread sends them, and ``decision.reward(1.0)`` returns at once. Once its event loop is
     closed, as at the end of ``asyncio.run``, another one may use the client, over new connections.
@@ -33,7 +33,7 @@ class AsyncClient(Base):
     _closed = False
 
     async def __aenter__(self) -> Self:
-        self._connected()  # imports take time, which would come off the first decision's deadline
+        self._connected()  # import now, not within the first decision's deadline
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -113,8 +113,8 @@ class AsyncClient(Base):
         """Return at most ``n`` items of the catalogue, the first place first.
 
         ``filter`` is by attributes, such as ``{"genre": ["crime", "comedy"], "price": {"max": 10}}``. ``exclude_seen``
-        leaves out what the user was shown, with a number that many seconds back. Where the service does not answer, or
-        refuses, these are the items of ``fallback``; with a client whose ``fallback`` is None, it raises.
+        leaves out items shown to the user, with a number those of so many seconds. If the service does not reply, or
+        refuses, these are the items of ``fallback``; if the client's ``fallback`` is None, this raises.
         """
         call = self._calls.recommend(
             n=n,
@@ -134,11 +134,11 @@ class AsyncClient(Base):
         return await self._do(self._calls.settings())
 
     async def replace_settings(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Replace all settings, and return those in force; what is missing is at its default."""
+        """Replace all settings, and return those in effect; missing ones get their defaults."""
         return await self._do(self._calls.replace_settings(settings))
 
     async def change_settings(self, **changes: Any) -> dict[str, Any]:
-        """Change some settings, and return those in force."""
+        """Change some settings, and return those in effect."""
         return await self._do(self._calls.change_settings(changes))
 
     async def actions(self) -> dict[str, dict[str, Any]]:
@@ -158,7 +158,7 @@ class AsyncClient(Base):
         return await self._do(self._calls.similar(item, n))
 
     async def feedback(self, events: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-        """Send what actions earned that the service did not choose, and return how many events are new, and were known.
+        """Send rewards of actions that the service did not choose; return how many events are new and how many existed.
 
         An event is ``{"action": id, "reward": number}``, and may have ``user``, ``context``, ``event_id`` and ``time``;
         the action may come with features: ``{"id": id, "features": {...}}``. A call takes 500 events.
@@ -168,7 +168,7 @@ class AsyncClient(Base):
     async def evaluate(
         self, policies: Sequence[str], *, estimators: Sequence[str] = ("snips", "dr"), time_uniform: bool = False
     ) -> dict[str, Any]:
-        """Return what policies would have earned on the stored events.
+        """Return estimates of policies' rewards on the stored events.
 
         Intervals hold for one look, with ``time_uniform`` at all looks at the growing log together.
         """
@@ -190,7 +190,7 @@ class AsyncClient(Base):
         return await self._do(self._calls.unmatched())
 
     async def erase(self, user: Id) -> None:
-        """Erase a user's model, events and rewards in all loops; this returns when nothing is left."""
+        """Erase a user's model, events and rewards in all loops; this returns once that is done."""
         await self._do(self._calls.erase(user))
 
     async def create_loop(self, name: str, settings: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -206,19 +206,19 @@ class AsyncClient(Base):
         return await asyncio.to_thread(self._rewards.flush, seconds)
 
     async def close(self, seconds: float = CLOSE_SECONDS) -> None:
-        """Send what is left of the rewards for at most so long; closing twice is allowed."""
+        """Send the remaining rewards for at most ``seconds``; closing twice is allowed."""
         self._closed = True
         await asyncio.to_thread(self._rewards.close, seconds)
         if self._http is not None and self._event_loop is asyncio.get_running_loop():
             await self._http.aclose()
 
-    async def _do(self, call: Call[T]) -> T:
+    async def _do(self, call: ServiceCall[T]) -> T:
         began = time.monotonic()
         answer = await self._answer_to(call)
         observed(self._observe, call.name, time.monotonic() - began, answer)
         return call.read(answer)
 
-    async def _answer_to(self, call: Call[Any]) -> Answer | Failure:
+    async def _answer_to(self, call: ServiceCall[Any]) -> Answer | Failure:
         if self._closed:
             return Failure("the client is closed")
         try:
@@ -253,7 +253,7 @@ class AsyncClient(Base):
             return Failure(f"no answer within {request.seconds:g} s")
 
     def _connected(self) -> httpx.AsyncClient:
-        """Return the connections of this event loop: another's cannot be used, and are left where that is closed."""
+        """Return the connections of this event loop: those of a closed one cannot be used and are abandoned."""
         now, made_in = asyncio.get_running_loop(), self._event_loop
         if made_in is not now and made_in is not None and not made_in.is_closed():
             raise RuntimeError("an AsyncClient must be used in one event loop: make another one for each")

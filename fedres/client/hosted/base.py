@@ -1,4 +1,4 @@
-"""What both clients are made of."""
+"""The common base of both clients."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
     from fedres.client.hosted.spool import Spool
 
-LOCAL = "http://127.0.0.1:8000"  # where no address is said, here or in FEDRES_URL
+LOCAL = "http://127.0.0.1:8000"  # if there is no address, here or in FEDRES_URL
 DEADLINE = 1.0  # seconds for a decision
 CONNECTIONS = 32  # calls at a time; further ones wait, no longer than their deadline
 
 
-class Base:
-    """Its calls, its rewards, and how to connect."""
+class BaseClient:
+    """A client's calls, its queue of rewards, and its connection."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Base:
         observe: Callable[[Observed], None] | None = None,
         verify: ssl.SSLContext | None = None,
     ) -> None:
-        from fedres.client.transport import address, headers  # and with it httpx, which takes longest to import
+        from fedres.client.transport import address, headers  # imports httpx, which takes longest
 
         url = address(url, LOCAL)
         within = either(deadline, timeout)
@@ -66,13 +66,13 @@ class Base:
     ) -> None:
         """Send the reward of an event in the background; two rewards with one ``id`` count once.
 
-        ``outcomes`` are numbers by name, for loops whose reward is a formula over them. Any finite number is taken, and
-        True as 1; all else raises a TypeError or a ValueError. Rewards of fallbacks, known by their ids, are not sent.
+        ``outcomes`` are numbers by name, for loops whose reward is a formula over them. Numbers must be finite, True is
+        1; all else raises a TypeError or a ValueError. Rewards of fallbacks, identified by their ids, are not sent.
         """
         self._send(self._calls.reward(event_id, value, outcomes, id))
 
     def activate(self, event_id: Id) -> None:
-        """Say that the decision of a deferred event was shown, in the background."""
+        """Report in the background that the decision of a deferred event was shown."""
         self._send(self._calls.activate(event_id))
 
     def _send(self, request: Request | None) -> None:
@@ -80,7 +80,7 @@ class Base:
             self._rewards.put(request)
 
     def rewards(self) -> RewardStatus:
-        """Return how many rewards wait, and what became of the others."""
+        """Return the numbers of queued, sent, refused and dropped rewards."""
         return self._rewards.status()
 
     def _new_http(self) -> httpx.Client:
@@ -91,7 +91,7 @@ class Base:
 
     @contextmanager
     def _ask_for_rewards(self) -> Iterator[Ask]:
-        """Yield how the thread of the rewards asks: on a connection of its own, that no decision waits for."""
+        """Yield the function with which the rewards' thread sends: on a separate connection, so no decision waits."""
         from fedres.client.transport import ask
 
         with self._new_http() as http:
@@ -106,7 +106,7 @@ def either(deadline: float | None, timeout: float | None) -> float | None:
 
 
 def _verified(url: str, verify: ssl.SSLContext | None) -> ssl.SSLContext | bool:
-    """Return how to check certificates; to read those of the system takes long, so it is done once, and for https."""
+    """Return how to verify certificates; reading the system's takes long, so it is done once, and only for https."""
     if verify is not None:
         return verify
     if not url.startswith("https://"):

@@ -1,4 +1,4 @@
-"""What to send to a hosted service, and what its answers mean: no input or output here."""
+"""Requests to a hosted service, and how to read its replies, without input and output."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from urllib.parse import quote
 import msgspec
 
 from fedres.client.hosted.answers import (
-    Batch,
     BatchResult,
+    Decisions,
     Filled,
     Page,
+    RankResult,
     Recommended,
-    Result,
     checked,
     decoded,
     unreadable,
@@ -28,7 +28,7 @@ from fedres.client.hosted.types import (
     Decision,
     Event,
     Explanation,
-    Feedback,
+    FeedbackSender,
     Observed,
     Ranked,
     RankRequest,
@@ -47,15 +47,15 @@ P = TypeVar("P", Ranked, Explanation)
 
 BATCH = 100  # requests in one call: the service's default limit
 PAGE = 1_000  # events in one call
-FEEDBACK = ("action", "reward", "user", "context", "event_id", "time")  # what an event may have
+FEEDBACK = ("action", "reward", "user", "context", "event_id", "time")  # fields of an event
 LONGEST_DEADLINE = 1e8  # seconds, 3 years: locks and sockets refuse 300
 ERASE_SECONDS = 150.0  # the service itself gives up after 120
 REQUEST_ID = "X-Request-Id"
 JSON = {"Content-Type": "application/json"}
 
 
-class Call(msgspec.Struct, Generic[T], frozen=True):
-    """A request, how long it may take with all its tries, and how to read the answer."""
+class ServiceCall(msgspec.Struct, Generic[T], frozen=True):
+    """A request, its time limit for all tries, and how to read the reply."""
 
     name: str
     request: Request
@@ -68,7 +68,7 @@ _encode = msgspec.json.encode
 
 
 class Calls:
-    """The calls of one loop; ``away`` is whether the last one on the hot path failed."""
+    """The calls of one loop; ``away`` tells whether the last one on the hot path failed."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Calls:
         deadline: float,
         admin_deadline: float,
         fallback: Fallback | None,
-        feedback: Feedback,
+        feedback: FeedbackSender,
     ) -> None:
         if not loop:
             raise ValueError("loop must be a name, got ''")
@@ -93,23 +93,23 @@ class Calls:
 
     # the hot path
 
-    def rank(self, request: RankRequest, deadline: float | None) -> Call[Decision]:
+    def rank(self, request: RankRequest, deadline: float | None) -> ServiceCall[Decision]:
         valid = check(request)
 
         def read(answer: Answer | Failure) -> Decision:
             try:
-                return self._decision(valid, self._read(answer, Result))
+                return self._decision(valid, self._read(answer, RankResult))
             except ServiceError as error:
                 return self._fall_back(valid, error)
 
         return self._hot("rank", "/rank", valid.body(), read, deadline)
 
-    def rank_many(self, requests: Iterable[RankRequest], deadline: float | None) -> Call[list[Decision]]:
+    def rank_many(self, requests: Iterable[RankRequest], deadline: float | None) -> ServiceCall[list[Decision]]:
         many = [check(request) for request in requests]
 
         def read(answer: Answer | Failure) -> list[Decision]:
             try:
-                results = self._read(answer, Batch).results
+                results = self._read(answer, Decisions).results
                 if len(results) != len(many):
                     raise unreadable(f"{len(results)} results for {len(many)} requests")
             except ServiceError as error:
@@ -118,7 +118,9 @@ class Calls:
 
         return self._hot("rank_many", "/rank/batch", {"requests": [valid.body() for valid in many]}, read, deadline)
 
-    def slots(self, request: RankRequest, slots: Iterable[Slot | Id], deadline: float | None) -> Call[list[Decision]]:
+    def slots(
+        self, request: RankRequest, slots: Iterable[Slot | Id], deadline: float | None
+    ) -> ServiceCall[list[Decision]]:
         valid = check(request)
         places = [_place(slot if isinstance(slot, Slot) else Slot(slot)) for slot in slots]
         names = [identifier("slots", place.id) for place in places]
@@ -152,7 +154,7 @@ class Calls:
         defer: bool,
         fallback: Iterable[Id],
         deadline: float | None,
-    ) -> Call[list[Recommendation]]:
+    ) -> ServiceCall[list[Recommendation]]:
         optional = {
             "user": user_id(user),
             "context": {} if context is None else features("context", context),
@@ -161,7 +163,7 @@ class Calls:
             "exclude_seen": exclude_seen,
             "defer": defer,
         }
-        page = new_event_id() if event_id is None else event_name(event_id)  # a repeat is then the same page
+        page = new_event_id() if event_id is None else event_name(event_id)  # so a repeat is the same page
         body = {"event_id": page, "n": n, **{name: value for name, value in optional.items() if value}}
         instead = identifiers("fallback", fallback)[:n]
 
@@ -205,50 +207,50 @@ class Calls:
 
     # everything else
 
-    def settings(self) -> Call[dict[str, Any]]:
+    def settings(self) -> ServiceCall[dict[str, Any]]:
         return self._admin("settings", "GET", "/settings", None, _settings)
 
-    def replace_settings(self, settings: Mapping[str, Any]) -> Call[dict[str, Any]]:
+    def replace_settings(self, settings: Mapping[str, Any]) -> ServiceCall[dict[str, Any]]:
         return self._admin("replace_settings", "PUT", "/settings", dict(settings), _settings)
 
-    def change_settings(self, changes: Mapping[str, Any]) -> Call[dict[str, Any]]:
+    def change_settings(self, changes: Mapping[str, Any]) -> ServiceCall[dict[str, Any]]:
         return self._admin("change_settings", "PATCH", "/settings", dict(changes), _settings)
 
-    def actions(self) -> Call[dict[str, dict[str, Any]]]:
+    def actions(self) -> ServiceCall[dict[str, dict[str, Any]]]:
         def read(document: Any) -> dict[str, dict[str, Any]]:
             return {action["id"]: action["features"] for action in document["actions"]}
 
         return self._admin("actions", "GET", "/actions", None, read)
 
-    def put_actions(self, actions: Actions, retire: Iterable[Id]) -> Call[None]:
+    def put_actions(self, actions: Actions, retire: Iterable[Id]) -> ServiceCall[None]:
         put = [{"id": each.id, "features": each.features or {}} for each in action_list(actions, least=0)]
         body = {"put": put, "retire": identifiers("retire", retire)}
         return self._admin("put_actions", "PUT", "/actions", body, _nothing)
 
-    def popular(self, n: int, seconds: float | None) -> Call[list[dict[str, Any]]]:
+    def popular(self, n: int, seconds: float | None) -> ServiceCall[list[dict[str, Any]]]:
         window = "" if seconds is None else f"&seconds={number('seconds', seconds)!r}"
         return self._admin(
             "popular", "GET", f"/popular?n={n:d}{window}", None, lambda document: list(document["items"])
         )
 
-    def similar(self, item: Id, n: int) -> Call[list[dict[str, Any]]]:
+    def similar(self, item: Id, n: int) -> ServiceCall[list[dict[str, Any]]]:
         path = f"/similar/{quote(identifier('item', item), safe='')}?n={n:d}"
         return self._admin("similar", "GET", path, None, lambda document: list(document["items"]))
 
-    def feedback(self, events: Iterable[Mapping[str, Any]]) -> Call[dict[str, int]]:
+    def feedback(self, events: Iterable[Mapping[str, Any]]) -> ServiceCall[dict[str, int]]:
         body = {"events": [_feedback_event(f"events[{k}]", event) for k, event in enumerate(events)]}
         return self._admin("feedback", "POST", "/feedback", body, _same)
 
     def evaluate(
         self, policies: Sequence[str], estimators: Sequence[str], *, time_uniform: bool
-    ) -> Call[dict[str, Any]]:
+    ) -> ServiceCall[dict[str, Any]]:
         body = {"policies": list(policies), "estimators": list(estimators), "time_uniform": time_uniform}
         return self._admin("evaluate", "POST", "/evaluations", body, _same)
 
-    def lift(self) -> Call[dict[str, Any]]:
+    def lift(self) -> ServiceCall[dict[str, Any]]:
         return self._admin("lift", "GET", "/lift", None, _same)
 
-    def events(self, after: int, limit: int) -> Call[list[Event]]:
+    def events(self, after: int, limit: int) -> ServiceCall[list[Event]]:
         """Return a page of the export; the next one begins behind the position of its last event."""
         path = f"{self._base}/events?after={after}&limit={limit}"
 
@@ -256,29 +258,29 @@ class Calls:
             lines = checked(answer).body.splitlines()
             return [decoded(line, Event) for line in lines]
 
-        return Call("events", self._request("GET", path), self._admin_deadline, read)
+        return ServiceCall("events", self._request("GET", path), self._admin_deadline, read)
 
-    def unmatched(self) -> Call[list[dict[str, Any]]]:
+    def unmatched(self) -> ServiceCall[list[dict[str, Any]]]:
         return self._admin("unmatched", "GET", "/rewards/unmatched", None, lambda document: list(document["rewards"]))
 
-    def erase(self, user: Id) -> Call[None]:
+    def erase(self, user: Id) -> ServiceCall[None]:
         name = identifier("user", user)
         if not name:
             raise ValueError("user must have at least one character, got ''")
         path = f"/v1/users/{quote(name, safe='')}"
         seconds = max(ERASE_SECONDS, self._admin_deadline)
-        return Call(
+        return ServiceCall(
             "erase", self._request("DELETE", path, seconds=seconds), seconds, lambda answer: _nothing(checked(answer))
         )
 
-    def status(self) -> Call[dict[str, Any]]:
+    def status(self) -> ServiceCall[dict[str, Any]]:
         request = self._request("GET", "/v1/status")
-        return Call("status", request, self._admin_deadline, lambda answer: _understood(answer, _same))
+        return ServiceCall("status", request, self._admin_deadline, lambda answer: _understood(answer, _same))
 
-    def create_loop(self, name: str, settings: Mapping[str, Any]) -> Call[dict[str, Any]]:
+    def create_loop(self, name: str, settings: Mapping[str, Any]) -> ServiceCall[dict[str, Any]]:
         body = _encode({"name": name, "settings": dict(settings)})
         request = self._request("POST", "/v1/loops", body)
-        return Call("create_loop", request, self._admin_deadline, lambda answer: _understood(answer, _settings))
+        return ServiceCall("create_loop", request, self._admin_deadline, lambda answer: _understood(answer, _settings))
 
     # requests
 
@@ -291,10 +293,10 @@ class Calls:
 
     def _hot(
         self, name: str, path: str, body: Any, read: Callable[[Answer | Failure], T], deadline: float | None
-    ) -> Call[T]:
+    ) -> ServiceCall[T]:
         seconds = min(self._deadline if deadline is None else deadline, LONGEST_DEADLINE)
-        request = self._post(path, _written(body), seconds / 2)  # an answer that was lost leaves time for another
-        return Call(name, request, seconds, read, hot=True)
+        request = self._post(path, _written(body), seconds / 2)  # leaves time for a second try after a lost reply
+        return ServiceCall(name, request, seconds, read, hot=True)
 
     def _admin(
         self,
@@ -303,14 +305,14 @@ class Calls:
         path: str,
         body: Any,
         read: Callable[[Any], T],
-    ) -> Call[T]:
+    ) -> ServiceCall[T]:
         request = self._request(method, self._base + path, b"" if body is None else _encode(body))
-        return Call(name, request, self._admin_deadline, lambda answer: _understood(answer, read))
+        return ServiceCall(name, request, self._admin_deadline, lambda answer: _understood(answer, read))
 
-    # answers on the hot path
+    # replies on the hot path
 
     def _read(self, answer: Answer | Failure, kind: type[T]) -> T:
-        """Return the answer, and note whether the service is there."""
+        """Return the reply, and record whether the service is available."""
         try:
             result = decoded(checked(answer).body, kind)
         except ServiceError as error:
@@ -326,7 +328,7 @@ class Calls:
         self.away = False
         return result
 
-    def _decision(self, valid: ValidRequest, result: Result | BatchResult) -> Decision:
+    def _decision(self, valid: ValidRequest, result: RankResult | BatchResult) -> Decision:
         caller_ids = valid.caller_ids
         return Decision(
             event_id=result.event_id,
@@ -367,7 +369,7 @@ class Calls:
         return self._fallen_back(fall_back(valid, self._fallback_or_raise(error)), error)
 
     def _fallen_back(self, action: Any, error: ServiceError, slot: Any = None) -> Decision:
-        """Return a decision under an id of its own: the service may have stored another action under the first."""
+        """Return a decision with a new id: the service may have stored another action under the first."""
         return Decision(
             event_id=FALLBACK_PREFIX + new_event_id(),
             action=action,
@@ -382,7 +384,7 @@ class Calls:
 
 
 def observed(observe: Callable[[Observed], None] | None, name: str, seconds: float, answer: Answer | Failure) -> None:
-    """Tell the observer of a call; what it raises is logged."""
+    """Call the observer about a call; log its exceptions."""
     if observe is None:
         return
     try:
@@ -397,14 +399,14 @@ def observed(observe: Callable[[Observed], None] | None, name: str, seconds: flo
 
 
 def _event(event_id: str) -> str:
-    """Return an event's path; a URL that is too long would never be sent."""
+    """Return an event's path; refuse ids too long for a URL."""
     if not 1 <= len(event_id) <= LONGEST_ID:
         raise ValueError(f"event_id must have 1 to {LONGEST_ID} characters, got {len(event_id)}")
     return f"/events/{quote(event_id, safe='')}"
 
 
 def _written(body: Any) -> bytes:
-    """Return a request as JSON; what is left to refuse are names of features, and text that is no Unicode."""
+    """Return a request as JSON; the remaining errors are names of features, and invalid Unicode."""
     try:
         return _encode(body)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -412,20 +414,20 @@ def _written(body: Any) -> bytes:
 
 
 def _place(slot: Slot) -> Slot:
-    """Return a slot, checked, as it is sent but for its id."""
+    """Return a slot, checked, as it is sent, except for its id."""
     baseline = None if slot.baseline is None else identifier("baseline", slot.baseline)
     return Slot(slot.id, features(f"slots[{slot.id!r}]", slot.features), identifiers("exclude", slot.exclude), baseline)
 
 
 def _with_caller_ids(caller_ids: Mapping[str, Any], places: list[P]) -> list[P]:
-    """Return places of a ranking or explanations with the ids that the caller gave."""
+    """Return places of a ranking or explanations with the caller's ids."""
     if all(type(each) is str for each in caller_ids.values()):
         return places
     return [msgspec.structs.replace(place, id=caller_ids.get(place.id, place.id)) for place in places]
 
 
 def _understood(answer: Answer | Failure, read: Callable[[Any], T]) -> T:
-    """Return what a success says; JSON of another shape is that of a proxy, or of another service."""
+    """Return the content of a success; JSON of another shape comes from a proxy or another service."""
     body = checked(answer).body
     document = decoded(body, Any) if body else None
     try:

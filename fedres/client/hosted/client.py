@@ -7,8 +7,8 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
-from fedres.client.hosted.base import CONNECTIONS, Base, either
-from fedres.client.hosted.calls import PAGE, Call, observed
+from fedres.client.hosted.base import CONNECTIONS, BaseClient, either
+from fedres.client.hosted.calls import PAGE, ServiceCall, observed
 from fedres.client.hosted.retrying import retrying
 from fedres.client.hosted.rewards import CLOSE_SECONDS
 from fedres.client.hosted.types import Decision, Event, RankRequest, Recommendation, Slot
@@ -27,8 +27,8 @@ class _Engine(NamedTuple):
     workers: Workers
 
 
-class Client(Base):
-    """Asks a service for decisions, and sends their rewards in the background.
+class Client(BaseClient):
+    """Requests decisions from a service, and sends their rewards in the background.
 
     >>> client = Client("http://127.0.0.1:8000", deadline=0.3)
     >>> decision = client.rank(user="anna", actions=[{"id": "tea", "features": {"hot": True}}, {"id": "juice"}])
@@ -47,7 +47,7 @@ class Client(Base):
     _closed = False
 
     def __enter__(self) -> Self:
-        self._connected()  # imports take time, which would come off the first decision's deadline
+        self._connected()  # import now, not within the first decision's deadline
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -127,8 +127,8 @@ class Client(Base):
         """Return at most ``n`` items of the catalogue, the first place first.
 
         ``filter`` is by attributes, such as ``{"genre": ["crime", "comedy"], "price": {"max": 10}}``. ``exclude_seen``
-        leaves out what the user was shown, with a number that many seconds back. Where the service does not answer, or
-        refuses, these are the items of ``fallback``; with a client whose ``fallback`` is None, it raises.
+        leaves out items shown to the user, with a number those of so many seconds. If the service does not reply, or
+        refuses, these are the items of ``fallback``; if the client's ``fallback`` is None, this raises.
         """
         call = self._calls.recommend(
             n=n,
@@ -148,11 +148,11 @@ class Client(Base):
         return self._do(self._calls.settings())
 
     def replace_settings(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Replace all settings, and return those in force; what is missing is at its default."""
+        """Replace all settings, and return those in effect; missing ones get their defaults."""
         return self._do(self._calls.replace_settings(settings))
 
     def change_settings(self, **changes: Any) -> dict[str, Any]:
-        """Change some settings, and return those in force."""
+        """Change some settings, and return those in effect."""
         return self._do(self._calls.change_settings(changes))
 
     def actions(self) -> dict[str, dict[str, Any]]:
@@ -172,7 +172,7 @@ class Client(Base):
         return self._do(self._calls.similar(item, n))
 
     def feedback(self, events: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-        """Send what actions earned that the service did not choose, and return how many events are new, and were known.
+        """Send rewards of actions that the service did not choose; return how many events are new and how many existed.
 
         An event is ``{"action": id, "reward": number}``, and may have ``user``, ``context``, ``event_id`` and ``time``;
         the action may come with features: ``{"id": id, "features": {...}}``. A call takes 500 events.
@@ -182,7 +182,7 @@ class Client(Base):
     def evaluate(
         self, policies: Sequence[str], *, estimators: Sequence[str] = ("snips", "dr"), time_uniform: bool = False
     ) -> dict[str, Any]:
-        """Return what policies would have earned on the stored events.
+        """Return estimates of policies' rewards on the stored events.
 
         Intervals hold for one look, with ``time_uniform`` at all looks at the growing log together.
         """
@@ -203,7 +203,7 @@ class Client(Base):
         return self._do(self._calls.unmatched())
 
     def erase(self, user: Id) -> None:
-        """Erase a user's model, events and rewards in all loops; this returns when nothing is left."""
+        """Erase a user's model, events and rewards in all loops; this returns once that is done."""
         self._do(self._calls.erase(user))
 
     def create_loop(self, name: str, settings: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -219,20 +219,20 @@ class Client(Base):
         return self._rewards.flush(seconds)
 
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
-        """Send what is left of the rewards for at most so long; closing twice is allowed."""
+        """Send the remaining rewards for at most ``seconds``; closing twice is allowed."""
         self._closed = True
         self._rewards.close(seconds)
         engine = self._engines.pop(os.getpid(), None)
         if engine is not None:
             engine.workers.stop(then=engine.http.close)
 
-    def _do(self, call: Call[T]) -> T:
+    def _do(self, call: ServiceCall[T]) -> T:
         began = time.monotonic()
         answer = self._answer_to(call)
         observed(self._observe, call.name, time.monotonic() - began, answer)
         return call.read(answer)
 
-    def _answer_to(self, call: Call[Any]) -> Answer | Failure:
+    def _answer_to(self, call: ServiceCall[Any]) -> Answer | Failure:
         if self._closed:
             return Failure("the client is closed")
         engine = self._connected()
@@ -243,7 +243,7 @@ class Client(Base):
             return Failure(f"no answer within {call.seconds:g} s")
 
     def _connected(self) -> _Engine:
-        """Return the connections and threads of this process: a forked child cannot use those of its parent."""
+        """Return this process's connections and threads: a forked child cannot use its parent's."""
         pid = os.getpid()
         engine: _Engine | None = self._engines.get(pid)
         if engine is None:

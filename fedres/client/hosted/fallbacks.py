@@ -1,4 +1,4 @@
-"""What is sent of a request, and what to answer while the service does not."""
+"""Checked requests, and fallback decisions while the service does not reply."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Fallback = Literal["first"] | Callable[[RankRequest], Any]
 
 
 class ValidRequest(NamedTuple):
-    """A request, checked: what is sent of it, and what the caller gave."""
+    """A checked request: the fields to send, and the caller's own ids."""
 
     request: RankRequest
     actions: list[Action]
@@ -28,7 +28,7 @@ class ValidRequest(NamedTuple):
 
     @property
     def caller_ids(self) -> dict[str, Any]:
-        """The actions' ids as the caller gave them, by those that are sent."""
+        """The caller's ids of actions, by the ids that are sent."""
         return {action.id: action.caller_id for action in self.actions}
 
     def body(self) -> dict[str, Any]:
@@ -49,7 +49,7 @@ class ValidRequest(NamedTuple):
 
 
 def check(request: RankRequest) -> ValidRequest:
-    """Return a request with an event id, so that its repeats are the same event; say what is wrong with it."""
+    """Return a checked request with an event id, so that repeats are the same event; raise if it is invalid."""
     if not isinstance(request, RankRequest):
         raise TypeError(f"a request must be a RankRequest, got {type(request).__name__}")
     actions = action_list(request.actions)
@@ -67,7 +67,7 @@ def check(request: RankRequest) -> ValidRequest:
 
 
 def event_name(value: object) -> str:
-    """Return the id of an event to be made."""
+    """Return the id of a new event."""
     name = identifier("event_id", value)
     if name.startswith(FALLBACK_PREFIX):
         raise ValueError(f"event_id must not begin with {FALLBACK_PREFIX!r}, as those of fallbacks do, got {name!r}")
@@ -75,7 +75,7 @@ def event_name(value: object) -> str:
 
 
 def fall_back(valid: ValidRequest, fallback: Fallback) -> Any:
-    """Return the first action that is allowed, or what the function says if that is allowed; its id as it was given."""
+    """Return the caller's id of the first allowed action, or of the function's choice if that is allowed."""
     excluded = set(valid.excluded)
     allowed = {action.id: action.caller_id for action in valid.actions if action.id not in excluded}
     first = next(iter(allowed.values()))

@@ -1,4 +1,4 @@
-"""When to try again: on failures that pass, after jittered waits, as long as a deadline allows."""
+"""Retries: on temporary failures, after jittered waits, as long as a deadline allows."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ LONGEST_WAIT = 30.0
 
 
 def passes(answer: Answer | Failure) -> bool:
-    """Return whether the same request may fare better later."""
+    """Return whether the same request may succeed later."""
     return isinstance(answer, Failure) or answer.status in PASSING
 
 
 def refused(answer: Answer) -> bool:
-    """Return whether the service refuses a request for what it says, so that it always will.
+    """Return whether the service refuses a request because of its content, and so always will.
 
-    All else that is no success has another cause, which somebody may mend: a key that is wrong or has expired, a loop
-    that is not there, an address that is another's.
+    All other failures have causes that can be fixed: a wrong or expired key, a missing loop, a wrong
+    address.
     """
     return answer.status in (409, 413, 422) or (answer.status == 400 and bool(refusal(answer).code))
 
@@ -40,14 +40,14 @@ def retrying(
     clock: Callable[[], float],
     rng: random.Random | None = None,
 ) -> Flow[Answer | Failure]:
-    """Ask until an answer is final, and return it; the last failure once a further try would end too late.
+    """Send a request until a reply is final, and return it; or the last failure, if another try would end too late.
 
     No try takes longer than ``request.seconds``. Without ``again``, there is only one.
     """
     end = clock() + seconds
     backoff = Backoff(rng, first=FIRST_WAIT, longest=LONGEST_WAIT)
     answer: Answer | Failure = Failure(f"no answer within {seconds:g} s")
-    while (left := end - clock()) > 0:  # a wait may take longer than asked: sockets refuse a timeout below 0
+    while (left := end - clock()) > 0:  # a wait may last longer than requested: sockets refuse a timeout below 0
         received = yield replace(request, seconds=min(request.seconds, left))
         assert received is not None
         answer = received

@@ -1,4 +1,4 @@
-"""Rewards on their way: a bounded queue, and a thread that sends one after the other until the service has it."""
+"""Sending of rewards: a bounded queue, and a thread that sends one after the other until the service has it."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 log = logging.getLogger("fedres.client")
 
 TRY_SECONDS = 10.0
-CLOSE_SECONDS = 5.0  # that closing sends what is left
-HELD_SECONDS = 30.0  # between two tries for a loop that takes no rewards from this client
-JOIN_SECONDS = 1.0  # that closing then waits for a try that is under way
+CLOSE_SECONDS = 5.0  # for which closing sends the rest
+HELD_SECONDS = 30.0  # between tries for a loop that accepts no rewards from this client
+JOIN_SECONDS = 1.0  # that closing then waits for a pending try
 
 Ask = Callable[[Request], Answer | Failure]
 
 
 class _Queued(NamedTuple):
-    number: int  # in the spool, 0 where it is in none
+    number: int  # in the spool, 0 without one
     request: Request
 
     @property
@@ -44,7 +44,7 @@ class _Queued(NamedTuple):
 
 
 class _Held:
-    """Requests of a loop that takes none from this client: the key may not, or there is no such loop."""
+    """Requests of a loop that accepts none from this client: the key is not allowed, or the loop does not exist."""
 
     def __init__(self) -> None:
         self.waiting: deque[_Queued] = deque()
@@ -52,11 +52,11 @@ class _Held:
 
 
 class Rewards:
-    """Sends requests in the order they came, from a thread that begins with the first of them.
+    """Sends requests in their order, from a thread that starts with the first of them.
 
-    Beyond ``limit``, the oldest are dropped, whose events have waited longest. What the service refuses for good is
-    counted and logged. Where it takes none from this client, all of that loop are held, and the first of them is tried
-    now and then; a spool may have those of other loops. With a spool, requests are on disk until the service has them.
+    Beyond ``limit``, the oldest are dropped, whose events have waited longest. Requests refused for good are counted
+    and logged. If a loop accepts none from this client, all of that loop are held, and the first of them is tried at
+    intervals; a spool may have those of other loops. With a spool, requests are on disk until the service has them.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Rewards:
         atexit.register(self.close)
 
     def _begin(self) -> None:
-        """Begin with nothing queued: at first, and in a forked child, as the parent sends what it has."""
+        """Begin with an empty queue: at first, and in a forked child, whose parent sends the old queue."""
         if self._spool is not None:
             self._spool.let_go()
         self._changed = threading.Condition()
@@ -122,7 +122,7 @@ class Rewards:
         return sum(len(held.waiting) for held in self._held.values())
 
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
-        """Send what is left for so long; what then remains stays in the spool, or is lost. Closing twice is allowed."""
+        """Send the rest for so many seconds; the remainder stays in the spool, or is lost. Closing twice is allowed."""
         atexit.unregister(self.close)
         if self._closed:
             return
@@ -199,7 +199,7 @@ class Rewards:
             self._changed.notify_all()
 
     def _next(self) -> _Queued | None:
-        """Return what to send next, once there is something; None at the end."""
+        """Wait for the next request to send and return it; None at the end."""
         with self._changed:
             while not self._stopping:
                 first = min(
@@ -216,7 +216,7 @@ class Rewards:
             return None
 
     def _send(self, ask: Ask, request: Request) -> Answer | Failure:
-        """Return the final answer, or a failure if the end comes first."""
+        """Return the final reply, or a failure if the thread ends first."""
         flow = retrying(request, math.inf, clock=time.monotonic)
         answer: Answer | Failure = Failure("it was not tried")
         step = advance(flow, None)
@@ -246,12 +246,12 @@ class Rewards:
             self._changed.notify_all()
 
     def _return(self, queued: _Queued) -> None:
-        """Put back what was not sent, to where it came from."""
+        """Put an unsent request back where it came from."""
         held = self._held.get(queued.loop)
         (self._waiting if held is None else held.waiting).appendleft(queued)
 
     def _keep(self, queued: _Queued, answer: Answer) -> None:
-        """Keep the rewards of a loop that takes none, and say so once."""
+        """Keep the rewards of a loop that accepts none, and log that once."""
         if queued.loop not in self._held:
             self._held[queued.loop] = held = _Held()
             held.waiting.extend(one for one in self._waiting if one.loop == queued.loop)
@@ -263,7 +263,7 @@ class Rewards:
         held.due = math.inf if self._closed else time.monotonic() + HELD_SECONDS
 
     def _resume(self, loop: str) -> None:
-        """Send what was held of a loop that takes rewards again."""
+        """Send the held requests of a loop that accepts rewards again."""
         held = self._held.pop(loop, None)
         if held is not None:
             log.info("the service takes rewards again: %s", loop)
@@ -282,7 +282,7 @@ _held: list[Rewards] = []  # by the thread that forks
 
 
 def _hold() -> None:
-    """Wait until no thread changes a queue or a spool: a fork would copy what is half done, and locks for ever."""
+    """Wait until no thread changes a queue or a spool: a fork would copy half-made changes, and locks forever."""
     for rewards in list(_all):
         rewards._changed.acquire()
         _held.append(rewards)

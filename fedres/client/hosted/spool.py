@@ -1,4 +1,4 @@
-"""Rewards on disk until the service has them: what a process leaves behind, the next one sends.
+"""Rewards on disk until the service has them: the next process sends those that one leaves behind.
 
 Each client has a file of its own in the folder, so that the processes of a web server can share one folder. A file is
 locked as long as its process lives; a client that starts takes over the files of processes that have ended.
@@ -32,9 +32,9 @@ class Spool:
         self._works = True
 
     def add(self, path: str, body: bytes) -> int:
-        """Keep a request, and return its number; it survives the end of the process, however that ends.
+        """Keep a request, and return its number; it survives any end of the process.
 
-        Where it cannot be kept, as the disk is full, the number is 0.
+        If it cannot be kept, for example on a full disk, the number is 0.
         """
         try:
             number = self._insert(path, body)
@@ -50,7 +50,7 @@ class Spool:
         return number
 
     def remove(self, number: int) -> None:
-        """Forget a request that was sent; one that cannot be forgotten is sent twice, which counts once."""
+        """Remove a request that was sent; one that cannot be removed is sent twice, which counts once."""
         try:
             self._db.execute("DELETE FROM waiting WHERE number = ?", (number,))
         except sqlite3.Error as error:
@@ -62,7 +62,7 @@ class Spool:
         self._works = False
 
     def take_over(self) -> list[tuple[int, str, bytes]]:
-        """Return what processes that have ended left in the folder, oldest first; it is ours from here on."""
+        """Take over the requests that ended processes left in the folder; return them, oldest first."""
         rewards = []
         for path in sorted(self._folder.glob("rewards-*.db")):
             lock = _lock(path)
@@ -78,7 +78,7 @@ class Spool:
         return rewards
 
     def close(self) -> None:
-        """Let the next client have what is left."""
+        """Close the file, and leave the rest to the next client."""
         try:
             [n_left] = self._db.execute("SELECT count(*) FROM waiting").fetchone()
         except sqlite3.Error as error:

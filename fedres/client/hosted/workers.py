@@ -1,6 +1,6 @@
-"""Threads that make calls for others, who wait no longer than they want to.
+"""Threads that make blocking calls, so that callers can stop waiting at a deadline.
 
-httpx bounds each read and write, but neither looking up a name nor a whole reply that comes byte by byte.
+httpx has timeouts for each read and write, but neither for looking up a name nor for a whole, slow reply.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class _Job(Generic[T]):
 
 
 class Workers:
-    """At most ``most`` threads, started when they are needed; they end with the process, or by ``stop``."""
+    """At most ``most`` threads, started on demand; they end with the process, or by ``stop``."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -50,7 +50,7 @@ class Workers:
         self._then: Callable[[], None] | None = None
 
     def call(self, function: Callable[[], T], seconds: float) -> T:
-        """Return what the function does; raise ``TimeoutError`` once ``seconds`` are over, whatever it still does."""
+        """Return the function's result; raise ``TimeoutError`` after ``seconds``, even if it still runs."""
         job = _Job(function)
         self._jobs.put(job)  # type: ignore[arg-type]
         if not self._idle.acquire(blocking=False):
@@ -58,7 +58,7 @@ class Workers:
         return job.wait(seconds)
 
     def stop(self, then: Callable[[], None]) -> None:
-        """Let the threads end after what they do, and the last of them do ``then``; this does not wait for it."""
+        """End the threads after their current calls; the last one calls ``then``. This does not wait for it."""
         with self._lock:
             self._then, running = then, self._n
         for _ in range(running):
@@ -83,7 +83,7 @@ class Workers:
                 break
             if not job.abandoned:
                 job.run()
-            del job  # and with it the caller's request, until the next one comes
+            del job  # frees the caller's request while waiting for the next job
         with self._lock:
             self._n -= 1
             then = self._then if self._n == 0 else None

@@ -1,4 +1,4 @@
-"""Devices that keep their features: they fetch the shared model, decide by themselves, and upload what it lacks."""
+"""Devices that keep their features: they fetch the shared model, decide locally, and upload residuals or updates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What devices ask for and upload; they keep their own models, and send what the shared one needs."""
+"""Requests of devices, which keep their own models and upload what the shared model learns from."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ import numpy as np
 
 from fedres.scoring.sealing import model_tag
 from service.errors import ApiError
-from service.log.protocol import Duplicate
+from service.log.protocol import Duplicate, StoreUnavailable
 from service.log.records import JOIN, Record
 from service.models.published import Loop
 from service.plugins.devices.uploads import (
     DeviceModel,
     Residual,
+    ResidualsStored,
     Update,
-    Uploaded,
-    check_takes_updates,
+    UpdatesStored,
     loop_full,
     number_of,
     residual_records,
     round_of,
     score_actions,
     update_records,
+    wrong_upload,
 )
 from service.rank.ranker import RankerContext
 from service.rank.requests import Action, check_id
@@ -39,14 +40,14 @@ LONGEST_HOLD = 0.002  # seconds of checks before other requests get their turn
 
 
 class Devices:
-    """Takes uploads through the same log as decisions and rewards, and gives out the shared model."""
+    """Stores uploads in the same log as decisions and rewards, and returns the shared model."""
 
     def __init__(self, context: RankerContext) -> None:
         self._context = context
-        self._uploading: Counter[tuple[str, str]] = Counter()  # uploads on their way, by loop and client
+        self._uploading: Counter[tuple[str, str]] = Counter()  # uploads being stored, by loop and client
 
-    async def residuals(self, loop: str, client: str, residuals: Sequence[Residual]) -> Uploaded:
-        """Return where residuals are, once they are stored; all are refused if one breaks a rule."""
+    async def residuals(self, loop: str, client: str, residuals: Sequence[Residual]) -> ResidualsStored:
+        """Store residuals; return their positions. All are refused if one is invalid."""
         check_id("client", client)
         self._loop(loop)
         preparer = self._context.preparer
@@ -55,32 +56,37 @@ class Devices:
                 loop, lambda published: residual_records(published, client, residuals, preparer)
             )
             positions = await self._upload(records)
-        return Uploaded(positions, self._context.loop(loop).view.version, None)
+        return ResidualsStored(positions, self._context.loop(loop).view.version)
 
-    async def updates(self, loop: str, client: str, updates: Sequence[Update]) -> Uploaded:
-        """Return where updates are, once they are stored; none at all gives the client its number."""
+    async def updates(self, loop: str, client: str, updates: Sequence[Update]) -> UpdatesStored:
+        """Store updates; return their positions. An empty list gives the client its number."""
         check_id("client", client)
         with self._room_for(loop, client, len(updates) or 1):
             published = self._loop(loop)
-            check_takes_updates(published.view)
+            if published.view.settings.takes_residuals:
+                raise wrong_upload(published.view, "updates")
             if not updates:
                 return await self._join(published, client)
             records = await self._checked(loop, lambda published: update_records(published, client, updates))
             number = number_of(published, client)
             positions = await self._upload(records)
-        return Uploaded(positions, self._context.loop(loop).view.version, number)
+        return UpdatesStored(positions, self._context.loop(loop).view.version, number)
 
     def global_scores(self, loop: str, context: bytes, actions: Sequence[Action]) -> tuple[int, list[float]]:
         """Return the model version and the shared part of each action's score."""
-        published = self._with_weights(loop)
+        published = self._loop(loop)
+        if published.view.settings.has_widths:
+            message = f"scores need a loop whose model has no widths, got {loop!r}: {published.view.settings.model!r}"
+            raise ApiError(409, "no_device_model", message, "loop")
         return published.view.version, score_actions(published, context, actions, self._context.preparer)
 
     async def federated_model(self, loop: str, since: int | None = None) -> DeviceModel:
-        """Return the published model, or what changed of its weights ``since`` a version where they have no widths."""
+        """Return the published model or, for models without widths, its weights that changed ``since`` a version."""
         published, changed = self._loop(loop), None
         if not published.view.settings.has_widths:
-            with contextlib.suppress(ApiError):  # without the learner all weights are sent
-                changed = await self._context.ask("changed", loop, since or 0)  # from the first call on it notes them
+            with contextlib.suppress(StoreUnavailable):  # without the learner all weights are sent
+                # From the first call on, the learner notes which weights change.
+                changed = await self._context.learner.ask("changed", loop, since or 0)
             published = self._context.loop(loop)
         indices = None
         if since and changed is not None and since <= published.view.version <= changed[0]:
@@ -89,16 +95,16 @@ class Devices:
         return DeviceModel(published.view.version, body, model_tag(published.view.version, published.weights))
 
     def model_tag(self, loop: str) -> str:
-        """Return the tag of the model that is published."""
+        """Return the tag of the published model."""
         published = self._context.loop(loop)
         return model_tag(published.view.version, published.weights)
 
     def round(
         self, loop: str, client: str | None = None, t: int | None = None, model: str = DEVICE_MODEL
     ) -> dict[str, Any]:
-        """Return what a device needs to know of a loop, and who uploads after the device's round t.
+        """Return the settings of a loop for devices, and who uploads after the device's round t.
 
-        A device that cannot run the loop's ``model`` is told so here, before it asks for anything else.
+        A device that cannot run the loop's ``model`` gets an error here, in its first request.
         """
         published = self._loop(loop)
         if published.view.settings.model != model:
@@ -117,15 +123,7 @@ class Devices:
             raise ApiError(409, "no_device_model", message, "loop")
         return published
 
-    def _with_weights(self, name: str) -> Loop:
-        """Return a loop whose shared model scores without widths."""
-        published = self._loop(name)
-        if published.view.settings.has_widths:
-            message = f"scores need a loop whose model has no widths, got {name!r}: {published.view.settings.model!r}"
-            raise ApiError(409, "no_device_model", message, "loop")
-        return published
-
-    async def _join(self, loop: Loop, client: str) -> Uploaded:
+    async def _join(self, loop: Loop, client: str) -> UpdatesStored:
         name, view = loop.view.name, loop.view
         if client not in loop.clients.numbers:
             if loop.clients.joined >= view.settings.n_clients:
@@ -135,11 +133,11 @@ class Devices:
             loop = self._context.loop(name)
         if client not in loop.clients.numbers:
             raise loop_full(view)
-        return Uploaded([], loop.view.version, loop.clients.numbers[client])
+        return UpdatesStored([], loop.view.version, loop.clients.numbers[client])
 
     @contextlib.contextmanager
     def _room_for(self, loop: str, client: str, n: int) -> Iterator[None]:
-        """Refuse uploads of a flood, so that the log has room for others; a device waits for its answers."""
+        """Refuse too many uploads at once, so that the log has room for others; devices wait for their replies."""
         waiting = self._uploading
         if waiting[loop, client] + n > MOST_OF_A_CLIENT or waiting.total() + n > MOST_UPLOADS:
             message = f"in-flight uploads must be at most {MOST_OF_A_CLIENT} per client and {MOST_UPLOADS} in total"
@@ -153,7 +151,7 @@ class Devices:
                 del waiting[loop, client]
 
     async def _checked(self, loop: str, check: Callable[[Loop], Iterator[Record]]) -> list[Record]:
-        """Return what is to be logged, checked by the settings in force; other requests get their turn meanwhile."""
+        """Return the records to log, checked by the current settings; other requests run meanwhile."""
         await self._context.until_compiled()
         while True:
             published = self._context.loop(loop)
@@ -169,6 +167,6 @@ class Devices:
                 return records
 
     async def _upload(self, records: Sequence[Record]) -> list[int]:
-        """Return the positions of records, of a repeat that of the first, once all are stored."""
+        """Store records; return their positions, for a repeat that of the first."""
         outcomes = await self._context.append_each(records)
         return [outcome.position if isinstance(outcome, Duplicate) else outcome for outcome in outcomes]

@@ -1,4 +1,4 @@
-"""What devices ask for and upload: the shared model or its scores, residuals, updates, and who takes part."""
+"""Routes of devices: the shared model or its scores, uploads of residuals and updates, and who takes part."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from service.http.request import Limits, decode_msgpack, loop_of, read_json
 from service.http.routes import BINARY, CLIENT, DEVICE, MSGPACK, Call, Routes
 from service.log.records import encode
 from service.plugins.devices.devices import Devices
-from service.plugins.devices.uploads import Residual, Update
+from service.plugins.devices.uploads import Residual, ResidualsStored, Update, UpdatesStored
 from service.rank.requests import Action, Features, Id
 from service.settings import DEVICE_MODEL, Model
 
@@ -32,26 +32,11 @@ class Residuals(Struct, forbid_unknown_fields=True):
     residuals: Annotated[list[Residual], Meta(min_length=1)]
 
 
-class ResidualsStored(Struct):
-    """Positions of the residuals in the log, and the published version."""
-
-    positions: list[int]
-    version: int
-
-
 class Updates(Struct, forbid_unknown_fields=True):
     """Updates of one device; an empty list registers it."""
 
     client: Id
     updates: list[Update]
-
-
-class UpdatesStored(Struct):
-    """Positions of the updates in the log, the published version, and the device's number in the loop."""
-
-    positions: list[int]
-    version: int
-    number: int | None
 
 
 class Scoring(Struct, forbid_unknown_fields=True):
@@ -117,8 +102,7 @@ def _upload_routes(routes: Routes, devices: Devices, limits: Limits) -> None:
         sent: Residuals = call.body
         check_client(call.client, sent.client)
         at_most("residuals", "too_many_residuals", len(sent.residuals), limits.residuals)
-        stored = await devices.residuals(call.loop, sent.client, sent.residuals)
-        return json_reply(encode(ResidualsStored(stored.positions, stored.version)))
+        return json_reply(encode(await devices.residuals(call.loop, sent.client, sent.residuals)))
 
     @routes.of_loop(
         "POST",
@@ -133,8 +117,7 @@ def _upload_routes(routes: Routes, devices: Devices, limits: Limits) -> None:
         sent = decode_msgpack(_updates, await request.body())
         check_client(request.scope[CLIENT], sent.client)
         at_most("updates", "too_many_updates", len(sent.updates), limits.updates)
-        stored = await devices.updates(loop, sent.client, sent.updates)
-        return json_response(UpdatesStored(stored.positions, stored.version, stored.number))
+        return json_response(await devices.updates(loop, sent.client, sent.updates))
 
 
 def _model_routes(routes: Routes, devices: Devices, limits: Limits) -> None:
@@ -149,11 +132,11 @@ def _model_routes(routes: Routes, devices: Devices, limits: Limits) -> None:
     async def get_model(
         loop: Loop, request: Request, since: Annotated[int | None, Query(ge=0, le=MOST)] = None
     ) -> Response:
-        tag = _quoted(devices.model_tag(loop))
+        tag = f'"{devices.model_tag(loop)}"'
         if names(request.headers.getlist("if-none-match"), tag):
             return Response(status_code=304, headers={"etag": tag})
         model = await devices.federated_model(loop, since)
-        return Response(model.body, media_type=BINARY, headers={"etag": _quoted(model.tag)})
+        return Response(model.body, media_type=BINARY, headers={"etag": f'"{model.tag}"'})
 
     @routes.of_loop(
         "POST", "/federated/scores", DEVICE, "Score actions by the shared model.", body=Scoring, reply=Scores
@@ -186,7 +169,7 @@ def _model_routes(routes: Routes, devices: Devices, limits: Limits) -> None:
 
 
 def check_client(bound: str | None, client: str) -> None:
-    """Refuse a key that is bound to one device and speaks for another."""
+    """Refuse a key that is bound to one device in a request of another."""
     if bound is not None and client != bound:
         message = f"client must be {bound!a}, to which the key is bound, got {client!a}"
         raise ApiError(403, "forged_client", message, "client")
@@ -196,7 +179,3 @@ def names(if_none_match: list[str], tag: str) -> bool:
     """Return whether the headers name the tag, weakly or not, or any tag."""
     tags = [each.strip().removeprefix("W/") for each in ",".join(if_none_match).split(",")]
     return tag in tags or tags == ["*"]
-
-
-def _quoted(tag: str) -> str:
-    return f'"{tag}"'

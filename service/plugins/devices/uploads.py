@@ -1,4 +1,4 @@
-"""What devices ask of the engine and what they get: uploads checked before they are logged, models, rounds."""
+"""Uploads of devices, checked before they are logged, and the models and rounds that devices receive."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from msgspec import Meta
 
 from fedres.decisions.kalman_parts import field_keys
-from fedres.scoring.features import Named, Preparer, check_crosses
+from fedres.scoring.features import Named, Preparer
 from fedres.scoring.federated import LAST_ROUND, Hyperparameter, NotChosenError, Wire, WrongKindError
 from fedres.scoring.flattening import FeatureError
 from fedres.scoring.model import score
@@ -20,7 +20,7 @@ from service.errors import ApiError, invalid
 from service.log.records import (
     RESIDUAL,
     UPDATE,
-    Example,
+    HashedExample,
     InlineAction,
     Record,
     ResidualBody,
@@ -31,11 +31,15 @@ from service.log.records import (
 )
 from service.models.loop_metadata import LoopView
 from service.models.published import Loop
-from service.rank.decide import features_of, invalid_features
+from service.rank.decide import example_at, features_of, invalid_features
 from service.rank.requests import Action, Features, Id, check_actions, check_id
 from service.settings import Settings
 
 LARGEST = 1e9  # of a prediction
+OF_SETTINGS = (  # settings that devices receive
+    *("model", "global_learner", "hyperparameters", "timing", "crosses", "personal", "policy", "epsilon", "floor"),
+    *("learning_rate", "bits", "reward_range"),
+)
 LAST = 2**53  # of sequence numbers: every JSON parser reads it exactly
 
 _pack = msgspec.msgpack.Encoder().encode
@@ -49,7 +53,7 @@ Version = Annotated[int, Meta(ge=0, le=LAST)]
 class Residual(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     """An example of a device, less what is private: the shared features, the local prediction and the label."""
 
-    seq: Count  # the device's number of it, by which a repeat is known
+    seq: Count  # the device's number for it, by which a repeat is recognized
     version: Version  # of the shared model it was made with
     context: Features
     action: Action
@@ -70,16 +74,25 @@ class Update(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     body: bytes
 
 
-class Uploaded(msgspec.Struct):
-    positions: list[int]  # in the log; a repeat has that of the first
-    version: int  # of the published model: uploads up to there are inside
-    number: int | None  # of the client, where the learner numbers them
+class ResidualsStored(msgspec.Struct):
+    """Positions of the residuals in the log, and the published version."""
+
+    positions: list[int]  # a repeat has that of the first
+    version: int  # includes uploads up to this position
+
+
+class UpdatesStored(msgspec.Struct):
+    """Positions of the updates in the log, the published version, and the device's number in the loop."""
+
+    positions: list[int]
+    version: int
+    number: int | None
 
 
 def residual_records(loop: Loop, client: str, residuals: Sequence[Residual], preparer: Preparer) -> Iterator[Record]:
-    """Yield what is to be logged of residuals, or refuse all of them at the first that breaks a rule."""
+    """Yield the records of residuals; refuse all of them at the first invalid one."""
     if not loop.view.settings.takes_residuals:
-        raise _wrong_upload(loop.view, "residuals")
+        raise wrong_upload(loop.view, "residuals")
     for k, residual in enumerate(residuals):
         body, example = _residual(loop, residual, f"residuals[{k}]", preparer)
         event = _event(loop.view, client, residual.seq)
@@ -95,7 +108,8 @@ def _residual(loop: Loop, residual: Residual, at: str, preparer: Preparer) -> tu
     _check_prediction(f"{at}.local", residual.local)
     check_id(f"{at}.action.id", residual.action.id)
     context, features = bytes(residual.context) or b"{}", features_of(residual.action, loop.catalogue)
-    hashed = _hashed(preparer, context, (residual.action.id, features), at, view.settings.crosses)
+    named = [Named(f"{at}.context", None, context), Named(f"{at}.action.features", residual.action.id, features)]
+    hashed = example_at(at, preparer.hash_all(named), loop, preparer)
     local, label, shared = float(residual.local), float(residual.label), None
     if view.settings.timing == "aligned":
         _check_prediction(f"{at}.global", residual.global_)
@@ -108,8 +122,8 @@ def _residual(loop: Loop, residual: Residual, at: str, preparer: Preparer) -> tu
     return body, ResidualExample(hashed, residual.version, label, local, shared, spread)
 
 
-def _spread(loop: Loop, residual: Residual, hashed: Example, at: str) -> Spread | None:
-    """Return how sure the device is of its part, which a model with widths must be told, and no other."""
+def _spread(loop: Loop, residual: Residual, hashed: HashedExample, at: str) -> Spread | None:
+    """Return the variance and slopes of the device's part, which models with widths require and others refuse."""
     has_spread = residual.variance is not None or residual.slopes is not None
     if not loop.view.settings.has_widths:
         if has_spread:
@@ -132,7 +146,7 @@ def _spread(loop: Loop, residual: Residual, hashed: Example, at: str) -> Spread 
 
 
 def update_records(loop: Loop, client: str, updates: Sequence[Update]) -> Iterator[Record]:
-    """Yield what is to be logged of a client's updates, or refuse all of them at the first that breaks a rule."""
+    """Yield the records of a client's updates; refuse all of them at the first invalid one."""
     number = number_of(loop, client)
     for k, update in enumerate(updates):
         body = _pack(_update(loop.view, number, update, f"updates[{k}]"))
@@ -140,7 +154,7 @@ def update_records(loop: Loop, client: str, updates: Sequence[Update]) -> Iterat
 
 
 def _event(view: LoopView, client: str, seq: int) -> str:
-    """Return what a repeat of an upload is known by, in a loop that may have had namesakes before."""
+    """Return an upload's event id, by which repeats are recognized; it differs from those of a deleted namesake."""
     return f"{view.created_at}/{client}/{seq}"
 
 
@@ -159,7 +173,7 @@ def _update(view: LoopView, number: int, update: Update, at: str) -> UpdateBody:
 
 
 def wire_of(settings: Settings) -> Wire:
-    """Return what devices may upload in a loop with a dense learner."""
+    """Return the format of uploads in a loop with a dense learner."""
     return _wire(settings.global_learner, settings.bits, tuple(settings.hyperparameters.items()))
 
 
@@ -177,19 +191,14 @@ def number_of(loop: Loop, client: str) -> int:
     return number
 
 
-def check_takes_updates(view: LoopView) -> None:
-    """Refuse updates where the learner takes residuals."""
-    if view.settings.takes_residuals:
-        raise _wrong_upload(view, "updates")
-
-
 def loop_full(view: LoopView) -> ApiError:
-    """Return the refusal of a client for whom there is no number."""
+    """Return the refusal of a client when no number is left."""
     n_clients = view.settings.n_clients
     return ApiError(409, "loop_full", f"the loop has {n_clients} clients, and all of them have joined", "client")
 
 
-def _wrong_upload(view: LoopView, got: str) -> ApiError:
+def wrong_upload(view: LoopView, got: str) -> ApiError:
+    """Return the refusal of uploads that the loop's learner does not take."""
     right, learner = "residuals" if got == "updates" else "updates", view.settings.global_learner
     return ApiError(409, "wrong_upload", f"uploads must be {right} where {learner} learns, got {got}", got)
 
@@ -214,21 +223,6 @@ def _check_prediction(name: str, value: float | None) -> None:
         raise invalid(f"{name} must be within ±{LARGEST:g}, got {value}", name)
 
 
-def _hashed(preparer: Preparer, context: bytes, action: tuple[str, bytes], at: str, crosses: bool) -> Example:
-    rows = []
-    for row in preparer.hash_all([Named(f"{at}.context", None, context), Named(f"{at}.action.features", *action)]):
-        if isinstance(row, FeatureError):
-            raise invalid_features(row)
-        rows.append(row)
-    shared, own = rows
-    if crosses:
-        try:
-            check_crosses(shared.size, own.size, preparer.limits)
-        except FeatureError as error:
-            raise ApiError(422, "invalid_features", f"{at}: {error}", at) from None
-    return Example(shared.hashes + own.hashes, shared.values + own.values, shared.size, own.fields)
-
-
 def score_actions(loop: Loop, context: bytes, actions: Sequence[Action], preparer: Preparer) -> list[float]:
     """Return the shared part of each action's score."""
     check_actions(actions)
@@ -242,56 +236,32 @@ def score_actions(loop: Loop, context: bytes, actions: Sequence[Action], prepare
 
 
 class DeviceModel(NamedTuple):
-    """A shared model on its way to a device."""
+    """A shared model to send to a device."""
 
     version: int
     body: bytes  # safetensors
-    tag: str  # tells it from all others, also from those of other services
+    tag: str  # unique among all models, also those of other services
 
 
 def round_of(loop: Loop, client: str | None, t: int | None) -> dict[str, Any]:
-    """Return what a device needs to know of a loop, and whether it uploads after round t, or who does."""
+    """Return a loop's settings for devices, and the clients that upload after round t, or whether ``client`` does."""
     if t is not None:
         _check_round("t", t)
     view, settings = loop.view, loop.view.settings
-    names = (
-        "model",
-        "global_learner",
-        "hyperparameters",
-        "timing",
-        "crosses",
-        "personal",
-        "policy",
-        "epsilon",
-        "floor",
-    )
     number = None if client is None else loop.clients.numbers.get(client)
+    senders, takes_part = None, True if settings.takes_residuals else None
+    if t is not None and not settings.takes_residuals:
+        learner = wire_of(settings).learner
+        senders = learner.senders(t).tolist() if client is None else None
+        takes_part = None if number is None else bool(learner.takes_part(t, np.array([number])).all())
     return {
-        **{name: getattr(settings, name) for name in names},
+        **{name: getattr(settings, name) for name in OF_SETTINGS},
         "gamma": settings.greed,
-        "learning_rate": settings.learning_rate,
-        "bits": settings.bits,
-        "reward_range": settings.reward_range,
         "settings_version": view.settings_version,
         "version": view.version,
         "n_learned": loop.n_learned,
         "number": number,
         "t": t,
-        "senders": _senders(settings, t) if client is None else None,
-        "takes_part": _takes_part(settings, t, number),
+        "senders": senders,
+        "takes_part": takes_part,
     }
-
-
-def _senders(settings: Settings, t: int | None) -> list[int] | None:
-    if t is None or settings.takes_residuals:
-        return None
-    numbers: list[int] = wire_of(settings).learner.senders(t).tolist()
-    return numbers
-
-
-def _takes_part(settings: Settings, t: int | None, number: int | None) -> bool | None:
-    if settings.takes_residuals:
-        return True
-    if t is None or number is None:
-        return None
-    return bool(wire_of(settings).learner.takes_part(t, np.array([number])).all())

@@ -1,7 +1,8 @@
-"""A policy's arguments, in Vowpal Wabbit's words: what they mean here, or why they are refused."""
+"""A policy's arguments in Vowpal Wabbit's syntax: their meaning here, or why they are refused."""
 
 from __future__ import annotations
 
+import re
 import shlex
 from functools import lru_cache
 from typing import NamedTuple
@@ -27,10 +28,12 @@ NO_EFFECT_ALONE = (
 NO_EFFECT = ("--power_t", "--initial_t", "--random_seed", "--bit_precision", "--id", "--hash")
 NEGLIGIBLE = 1e-6
 CB_TYPES = ("ips", "mtr", "dr", "dm")  # all learn by regression on the action taken, which is what mtr does
+_NUMBER = re.compile(r"-\.?\d")  # how a negative one begins
+_EPSILON = re.compile(r"(?<!\S)(--epsilon(?:=|\s+))(\S+)")
 
 
 class PolicyArguments(NamedTuple):
-    """What arguments come to."""
+    """The meaning of arguments."""
 
     multi_slot: bool
     epsilon: float | None
@@ -41,14 +44,14 @@ class PolicyArguments(NamedTuple):
 
 @lru_cache(maxsize=1_000)
 def read_arguments(text: str) -> PolicyArguments:
-    """Return the meaning of arguments; those that would have no effect on learning here are refused by name."""
+    """Return the meaning of arguments; those without effect on learning here are refused by name."""
     pairs = _pairs(text)
     names = [name for name, _ in pairs]
     if (MULTI_SLOT in names) == (SINGLE_SLOT in names):
         raise _refused(f"arguments must have one of {SINGLE_SLOT} and {MULTI_SLOT}, got {text[:100]!r}")
-    last = dict(pairs)
     for name, value in pairs:
         _check(name, value)
+    last = dict(pairs)
     return PolicyArguments(
         MULTI_SLOT in names,
         _number(last, "--epsilon", 0, 1),
@@ -58,28 +61,27 @@ def read_arguments(text: str) -> PolicyArguments:
     )
 
 
+def epsilon_in(text: str) -> str | None:
+    """Return the epsilon in arguments, which need not be valid; None if they have none."""
+    match = _EPSILON.search(text)
+    return None if match is None else match[2]
+
+
 def with_epsilon(text: str, epsilon: float) -> str:
-    """Return arguments that explore that much."""
-    words = text.split()
-    for place, word in enumerate(words):
-        if word == "--epsilon" and place + 1 < len(words):
-            words[place + 1] = f"{epsilon:g}"
-            return " ".join(words)
-        if word.startswith("--epsilon="):
-            words[place] = f"--epsilon={epsilon:g}"
-            return " ".join(words)
-    return f"{text} --epsilon {epsilon:g}"
+    """Return arguments with another epsilon."""
+    changed, n_found = _EPSILON.subn(rf"\g<1>{epsilon:g}", text, count=1)
+    return changed if n_found else f"{text} --epsilon {epsilon:g}"
 
 
 def _pairs(text: str) -> list[tuple[str, str]]:
-    """Return names, the short ones spelled out, with what follows each."""
+    """Return pairs of an option's long name and its value."""
     try:
         words = shlex.split(text)
     except ValueError as error:
         raise _refused(f"arguments must be readable: {error}") from None
     pairs: list[tuple[str, str]] = []
     for word in words:
-        if word.startswith("-") and not _is_number(word):
+        if word.startswith("-") and not _NUMBER.match(word):
             name, _, value = word.partition("=")
             pairs.append((SHORT.get(name, name), value))
         elif pairs and not pairs[-1][1]:
@@ -124,14 +126,6 @@ def _float(name: str, text: str) -> float:
         return float(text)
     except ValueError:
         raise _refused(f"{name} must be a number, got {text[:100]!r}") from None
-
-
-def _is_number(word: str) -> bool:
-    try:
-        float(word)
-    except ValueError:
-        return False
-    return True
 
 
 def _refused(message: str) -> Refusal:

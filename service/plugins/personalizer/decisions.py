@@ -12,7 +12,8 @@ from fedres.event_ids import LONGEST_ID, new_event_id
 from service.errors import ApiError
 from service.http.routes import Call
 from service.log.records import LoggedRank, ranks_in
-from service.plugins.personalizer.configuration import Configurations, arguments_of, kept_of
+from service.plugins.personalizer.arguments import PolicyArguments, read_arguments
+from service.plugins.personalizer.configuration import kept_of
 from service.plugins.personalizer.errors import Refusal
 from service.plugins.personalizer.features import id_in, merged, native_id
 from service.plugins.personalizer.messages import (
@@ -38,18 +39,18 @@ INVALID = "InvalidRankRequest"
 
 
 class ApplicationCalls:
-    """Answers the calls that applications make."""
+    """The calls of applications."""
 
-    def __init__(self, context: RankerContext, ranker: Ranker, configurations: Configurations) -> None:
-        self._context, self._ranker, self._configurations = context, ranker, configurations
+    def __init__(self, context: RankerContext, ranker: Ranker) -> None:
+        self._context, self._ranker = context, ranker
 
     # one slot
 
     async def rank(self, call: Call) -> PersonalizerRankResponse:
-        """Choose an action. An id that was used for another request is decided again, and not learned from."""
+        """Choose an action. A request with an id that another request has used is decided, but not logged."""
         loop = call.loop
         sent: PersonalizerRankRequest = call.body
-        policy = arguments_of(self._configurations.settings(loop))
+        policy = self._policy(loop)
         if policy.multi_slot:
             raise Refusal("InvalidApiAccess", "the loop's policy is for multi-slot calls (--ccb_explore_adf)")
         event_id = sent.event_id or new_event_id()
@@ -73,9 +74,9 @@ class ApplicationCalls:
         return PersonalizerRankResponse(ranking, event_id, chosen)
 
     async def reward(self, call: Call) -> None:
-        """Store a reward; that of an event which nobody knows comes to nothing."""
+        """Store a reward; a reward of an unknown event has no effect."""
         reward: PersonalizerReward = call.body
-        _check_value(self._configurations.settings(call.loop), reward.value)
+        _check_value(self._context.loop(call.loop).view.settings, reward.value)
         with _unless_unknown():
             await self._ranker.reward(call.loop, _event(call), reward.value, new_event_id())
 
@@ -86,10 +87,10 @@ class ApplicationCalls:
     # several slots
 
     async def rank_slots(self, call: Call) -> MultiSlotRankResponse:
-        """Choose an action for each slot; ids that are used again are treated as by ``rank``."""
+        """Choose an action for each slot; reused ids are treated as by ``rank``."""
         loop = call.loop
         sent: MultiSlotRankRequest = call.body
-        policy = arguments_of(self._configurations.settings(loop))
+        policy = self._policy(loop)
         if not policy.multi_slot:
             message = "multi-slot calls need a policy with --ccb_explore_adf: change the loop's arguments first"
             raise Refusal("InvalidMultiSlotApiAccess", message)
@@ -121,7 +122,7 @@ class ApplicationCalls:
         return MultiSlotRankResponse(answers, event_id)
 
     async def reward_slots(self, call: Call) -> None:
-        """Store the rewards of slots; those of slots that nobody knows come to nothing."""
+        """Store the rewards of slots; those of unknown slots have no effect."""
         sent: MultiSlotReward = call.body
         events = await self._slot_events(call)
         for reward in sent.reward:
@@ -135,12 +136,15 @@ class ApplicationCalls:
 
     async def _slot_events(self, call: Call) -> dict[str, str]:
         """Return the native events of a multi-slot call by slot."""
-        self._configurations.settings(call.loop)  # of a loop that exists
+        self._context.loop(call.loop)  # refuses a missing loop
         events = events_of(_event(call, LONGEST_CALL_ID), MOST_ACTIONS)
         ranks = await self._context.look_up(lambda log: ranks_in(log.find(call.loop, events)))
         return {_slot_of(logged): event for event, (_, logged) in ranks.items()}
 
-    # what is not logged
+    def _policy(self, loop: str) -> PolicyArguments:
+        return read_arguments(kept_of(self._context.loop(loop).view.settings).arguments)
+
+    # decisions that are not logged
 
     def _decided_only(self, loop: str, request: RankRequest) -> RankResult:
         context = self._context
@@ -160,7 +164,7 @@ def _event(call: Call, longest: int = LONGEST_ID) -> str:
 
 @contextmanager
 def _unless_unknown() -> Iterator[None]:
-    """Pass over what is about an event that is not there, where too many such are stored already."""
+    """Ignore the refusal of a call about an unknown event when too many such events are stored already."""
     try:
         yield
     except ApiError as error:
@@ -169,7 +173,7 @@ def _unless_unknown() -> Iterator[None]:
 
 
 def _check_value(settings: Settings, value: float) -> None:
-    """Say who can widen the range of a native loop, for which Azure's clients may send what it does not take."""
+    """Refuse a value outside a native loop's range, and name who can widen it, since Azure's range is [−1, 1]."""
     low, high = settings.reward_range
     if kept_of(settings).native and not low <= value <= high:
         message = (
@@ -181,17 +185,16 @@ def _check_value(settings: Settings, value: float) -> None:
 
 def ranked(ids: list[str], excluded: set[str], result: RankResult) -> list[RankedAction]:
     """Return all actions: the excluded ones at their own place, the others in the places left, the chosen first."""
-    probabilities = {one.id: one.probability for one in result.ranking}
-    places = {native_id(name): name for name in ids}
-    order = [result.action_id, *(one.id for one in result.ranking if one.id != result.action_id)]
-    others = iter([name for name in order if places[name] not in excluded])
+    names = {native_id(name): name for name in ids}
+    in_order = sorted(result.ranking, key=lambda action: action.id != result.action_id)
+    others = iter([action for action in in_order if names[action.id] not in excluded])
     ranking = []
     for name in ids:
         if name in excluded:
             ranking.append(RankedAction(name, 0.0))
         else:
-            native = next(others)
-            ranking.append(RankedAction(places[native], probabilities[native]))
+            action = next(others)
+            ranking.append(RankedAction(names[action.id], action.probability))
     return ranking
 
 

@@ -1,19 +1,19 @@
-"""ISO 8601 durations and times, as Azure's configuration has them."""
+"""ISO 8601 durations and times, as in Azure's configuration."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from typing import TypeVar
+
+from service.plugins.personalizer.errors import Refusal
+
+T = TypeVar("T")
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_PART = r"(?:(\d+(?:\.\d+)?){unit})?"
-_DURATION = re.compile(
-    "P"
-    + "".join(_PART.format(unit=unit) for unit in "YMWD")
-    + "(?:T"
-    + "".join(_PART.format(unit=unit) for unit in "HMS")
-    + ")?"
-)
+_DATE, _CLOCK = ("".join(rf"(?:(\d+(?:\.\d+)?){unit})?" for unit in units) for units in ("YMWD", "HMS"))
+_DURATION = re.compile(f"P{_DATE}(?:T{_CLOCK})?")
 _TIME_SPAN = re.compile(r"(?:(\d+)\.)?(\d+):(\d\d):(\d\d(?:\.\d+)?)")  # days, hours, minutes, seconds
 _SECONDS = (365 * 86_400, 30 * 86_400, 7 * 86_400, 86_400, 3_600, 60, 1)
 
@@ -34,7 +34,7 @@ def read_duration(text: str) -> float:
 
 
 def iso_duration(text: str) -> str:
-    """Return a duration in ISO 8601, as it was given if it was.
+    """Return a duration in ISO 8601; one in that format stays as it is.
 
     >>> iso_duration("00:05:00"), iso_duration("PT60M")
     ('PT5M', 'PT60M')
@@ -57,7 +57,7 @@ def show_duration(seconds: float) -> str:
 
 
 def read_time(text: str) -> datetime:
-    """Return a time with its zone, UTC where none is given; a date is its first moment."""
+    """Return a time with its zone, UTC by default; a date is its first moment."""
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
@@ -78,3 +78,11 @@ def show_time(microseconds: int) -> str:
 
 def microseconds(moment: datetime) -> int:
     return (moment - EPOCH) // timedelta(microseconds=1)
+
+
+def read_as(read: Callable[[str], T], name: str, text: str, code: str) -> T:
+    """Return the value of a field; refuse an invalid one with a code of Azure's."""
+    try:
+        return read(text)
+    except ValueError as error:
+        raise Refusal(code, f"{name}: {error}", name) from None

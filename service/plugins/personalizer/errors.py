@@ -14,7 +14,7 @@ from service.http.replies import Error as NativeError
 ERROR_CODE = b"x-ms-error-code"
 
 BY_STATUS = {
-    401: "401",  # as the gateway in front of Azure's services says it
+    401: "401",  # as the gateway in front of Azure's services sends it
     403: "OperationNotAllowed",
     404: "ResourceNotFound",
     405: "OperationNotAllowed",
@@ -51,7 +51,7 @@ class Refusal(ApiError):  # noqa: N818
 
 
 def failed(error: Exception, code: str) -> Reply:
-    """Return the reply to what went wrong in a handler; ``code`` is that of a request which breaks a rule."""
+    """Return the reply to an error in a handler; ``code`` is that of invalid requests."""
     if isinstance(error, Refusal):
         return _reply(error.status, error.azure_code, error.message, error.target, error.code)
     return _reshaped(failure(error), code)

@@ -1,4 +1,4 @@
-"""What policies would have earned on logged events, by the estimators of ``bandits``, in total and over time."""
+"""Estimates of policies' rewards on logged events, by the estimators of ``bandits``, in total and over time."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from bandits.evaluation.over_time import SnipsSums, snips_sums
 from bandits.evaluation.policies import target_probabilities
 from bandits.evaluation.reward_model import crossfit_rewards
 from fedres.checks import Array
-from service.plugins.personalizer.arguments import DEFAULT_ARGUMENTS, DEFAULT_EPSILON, with_epsilon
+from service.plugins.personalizer.arguments import DEFAULT_ARGUMENTS, DEFAULT_EPSILON, epsilon_in, with_epsilon
 from service.plugins.personalizer.durations import microseconds, read_time, show_time
+from service.plugins.personalizer.messages import PolicyContract
 
 BIN = 5 * 60 * 1_000_000  # microseconds
 EXPERIMENTS = (0.0, 0.05, 0.1)  # shares of exploration that an optimisation tries
@@ -39,16 +40,18 @@ class EvaluatedPolicy(msgspec.Struct):
 
 
 def evaluate_policies(
-    events: Iterable[dict[str, Any]], online: str, custom: Sequence[dict[str, str]], *, optimise: bool
+    events: Iterable[dict[str, Any]], online: str, custom: Sequence[PolicyContract], *, optimise: bool
 ) -> list[EvaluatedPolicy]:
-    """Return the online policy, the baseline, uniform draws, custom policies, and others if they are to be found."""
+    """Evaluate the online policy, the baseline, uniform draws, custom policies and, if ``optimise``, others."""
     log = log_of(events)
     policies = [
         ("online", online, "Online", "logging"),
         ("baseline1", "", "Baseline", "first"),
         ("baselineRand", "", "Random", "uniform"),
     ]
-    policies += [(policy["name"], policy["arguments"], "Custom", _policy(policy["arguments"])) for policy in custom]
+    for policy in custom:  # they choose by the log's own reward model, with their own exploration
+        explored = float(epsilon_in(policy.arguments) or DEFAULT_EPSILON)
+        policies.append((policy.name, policy.arguments, "Custom", f"epsilon-greedy:{explored}"))
     if optimise:
         for epsilon in EXPERIMENTS:
             arguments = with_epsilon(DEFAULT_ARGUMENTS, epsilon)
@@ -57,15 +60,6 @@ def evaluate_policies(
     rewards = cache(lambda: crossfit_rewards(log, min(5, len(log))) if len(log) > 1 else np.zeros(log.action.size))
     times = np.array([microseconds(read_time(str(about[0]))) for about in log.about])
     return [_evaluated(log, times, rewards, *policy) for policy in policies]
-
-
-def _policy(arguments: str) -> str:
-    """Return what is evaluated for arguments: the log's own reward model, exploring as they say."""
-    words = arguments.replace("=", " ").split()
-    epsilon = DEFAULT_EPSILON
-    if "--epsilon" in words[:-1]:
-        epsilon = float(words[words.index("--epsilon") + 1])
-    return f"epsilon-greedy:{epsilon}"
 
 
 def _evaluated(
@@ -98,31 +92,24 @@ def feature_scores(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{"namespace": space, "featureName": name, "score": score} for score, space, name in scores]
 
 
-def best_policy(values: Sequence[EvaluatedPolicy]) -> str:
-    """Return the name of the policy with the highest estimate; the online one wins ties."""
-    return max(values, key=lambda one: one.value).name if values else ""
-
-
-# as Azure's two families show them
+# results in Azure's two families of versions
 
 
 def old_results(values: Sequence[EvaluatedPolicy], end: str) -> list[dict[str, Any]]:
     """Return the policy results of v1.x: sums for every five minutes and in total."""
-    shown = []
-    for one in values:
-        summary = [_old_summary(bin_, show_time(bin_.time), "PT5M", bin_.half_width()) for bin_ in one.bins]
-        whole = _old_summary(total(one.bins), end, "PT0S", (one.high - one.low) / 2)
-        whole["averageReward"] = one.value
-        shown.append(
-            {
-                "name": one.name,
-                "arguments": one.arguments,
-                "policySource": one.source,
-                "summary": summary,
-                "totalSummary": whole,
-            }
-        )
-    return shown
+    return [
+        {
+            "name": policy.name,
+            "arguments": policy.arguments,
+            "policySource": policy.source,
+            "summary": [_old_summary(sums, show_time(sums.time), "PT5M", sums.half_width()) for sums in policy.bins],
+            "totalSummary": {
+                **_old_summary(total(policy.bins), end, "PT0S", (policy.high - policy.low) / 2),
+                "averageReward": policy.value,
+            },
+        }
+        for policy in values
+    ]
 
 
 def _old_summary(sums: SnipsSums, at: str, window: str, half_width: float) -> dict[str, Any]:
@@ -145,14 +132,14 @@ def new_results(
     """Return the policy results of 2022: estimates of windows, or from the beginning to each, within a time."""
     return [
         {
-            "name": one.name,
-            "arguments": one.arguments,
+            "name": policy.name,
+            "arguments": policy.arguments,
             "slotId": "",
-            "policySource": one.source,
-            "summary": {"expectedReward": one.value, "confidenceInterval": [one.low, one.high]},
-            "timeseries": {"data": _series(one.bins, start, end, minutes * 60_000_000, rolling=rolling)},
+            "policySource": policy.source,
+            "summary": {"expectedReward": policy.value, "confidenceInterval": [policy.low, policy.high]},
+            "timeseries": {"data": _series(policy.bins, start, end, minutes * 60_000_000, rolling=rolling)},
         }
-        for one in values
+        for policy in values
     ]
 
 
@@ -167,10 +154,6 @@ def _series(bins: Sequence[SnipsSums], start: int, end: int, width: int, *, roll
         seen = sums if rolling else so_far
         value, half = seen.value(), seen.half_width()
         if start <= at <= end:
-            row = {
-                "timeStamp": show_time(at),
-                "expectedReward": value,
-                "confidenceInterval": [value - half, value + half],
-            }
-            shown.append(row)
+            bounds = [value - half, value + half]
+            shown.append({"timeStamp": show_time(at), "expectedReward": value, "confidenceInterval": bounds})
     return shown

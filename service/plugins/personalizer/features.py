@@ -1,9 +1,9 @@
-"""From Azure's lists of feature dictionaries to one native object, and ids to native length."""
+"""Converts Azure's lists of feature dictionaries to one native object, and ids to native length."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -19,7 +19,7 @@ LONGEST = 256  # characters of any id in Azure's API
 
 
 def native_id(name: str, longest: int = LONGEST_ID) -> str:
-    """Return an id as it is logged: itself, or its beginning and a hash where it is too long for that."""
+    """Return an id for the log: unchanged, or its beginning and a hash if it is too long."""
     if len(name) <= longest:
         return name
     return f"{name[: longest - 65]}~{hashlib.sha256(name.encode('utf-8', 'surrogatepass')).hexdigest()}"
@@ -34,26 +34,25 @@ def id_in(call: Call, name: str) -> str:
 
 
 def merged(
-    target: str, dictionaries: Sequence[Any], ignored: Iterable[str] = (), rename: Mapping[str, str] = NO_NAMES
+    target: str, dictionaries: Sequence[Any], ignored: tuple[str, ...], rename: Mapping[str, str] = NO_NAMES
 ) -> msgspec.Raw:
-    """Return one object with the features of all dictionaries; ``rename`` has names that are taken here.
+    """Return one object with the features of all dictionaries; ``rename`` has new names for reserved ones.
 
-    A name that begins with ``_`` is no feature, nor is one whose namespace is ``ignored`` by its first letter. Objects
-    of one name become one; of other values the last counts, but all strings do.
+    Names that begin with ``_`` are not features, nor are namespaces whose first letter is ``ignored``. Objects of one
+    name are merged; of other values the last one counts, but all strings do.
     """
-    letters = tuple(ignored)
     whole: dict[str, Any] = {}
     for place, features in enumerate(dictionaries):
         if not isinstance(features, dict):
             raise Refusal(INVALID, f"{target}[{place}] must be an object, got {_kind(features)}", target)
         for name, value in features.items():
-            if name and not name.startswith("_") and not (letters and name.startswith(letters)):
+            if name and not name.startswith("_") and not name.startswith(ignored):
                 _put(whole, rename.get(name, name), _checked(f"{target}[{place}].{name}", value))
     return msgspec.Raw(msgspec.json.encode(whole))
 
 
 def merge(dictionaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return one object with what all have, as ``merged`` does it."""
+    """Return one object with the content of all, by the rules of ``merged``."""
     whole: dict[str, Any] = {}
     for features in dictionaries:
         for name, value in features.items():
@@ -75,7 +74,7 @@ def _put(into: dict[str, Any], name: str, value: Any) -> None:
 
 
 def _checked(target: str, value: Any) -> Any:
-    """Return a value without names that are no features; refuse arrays of anything but numbers."""
+    """Return a value without names that are not features; refuse arrays of anything but numbers."""
     if isinstance(value, dict):
         features: dict[str, Any] = {}
         for name, below in value.items():

@@ -1,7 +1,7 @@
-"""Evaluations and feature importances: started by a call, made in the background, kept in the log as notes.
+"""Evaluations and feature importances: started by a call, computed in the background, stored in the log as notes.
 
-Any ranker of any machine can show them. A note replaces the one before of the same kind and id. A job whose process
-died stays without a result; after ``MOST_SECONDS`` it counts as timed out.
+Any ranker of any machine can return them. A note replaces the previous one of the same kind and id. A job whose
+process died has no result; after ``MOST_SECONDS`` it counts as timed out.
 """
 
 from __future__ import annotations
@@ -22,11 +22,16 @@ from service.admin.exporting import exporter
 from service.log.protocol import Log
 from service.log.records import NOTE, Record, encode
 from service.log.workers import JOB_SECONDS, Worker
-from service.plugins.personalizer import evaluation
-from service.plugins.personalizer.configuration import Configurations, kept_of, retained_after
-from service.plugins.personalizer.durations import microseconds, read_time, show_time
+from service.plugins.personalizer.configuration import kept_of, retained_after
+from service.plugins.personalizer.durations import microseconds, read_as, read_time, show_time
 from service.plugins.personalizer.errors import Refusal
-from service.plugins.personalizer.evaluation import EvaluatedPolicy, feature_scores
+from service.plugins.personalizer.evaluation import (
+    EvaluatedPolicy,
+    evaluate_policies,
+    feature_scores,
+    new_results,
+    old_results,
+)
 from service.plugins.personalizer.messages import EvaluationContract, FeatureImportanceContract, PolicyContract
 from service.rank.ranker import RankerContext
 
@@ -38,11 +43,11 @@ EVALUATION, IMPORTANCE = "evaluation", "importance"
 OLD_STATUS = {SUCCEEDED: "completed", RUNNING: "pending", FAILED: "failed", TIMEOUT: "timeout"}
 INTERVALS = (5, 60, 360, 720, 1440)
 MOST_DIGITS = 10
-PAGE, MOST = 100, 2**31 - 1  # items of a list in one reply, and in all, unless asked for
+PAGE, MOST = 100, 2**31 - 1  # items of a list in one reply, and in all, by default
 
 
 class Codes(NamedTuple):
-    """What Azure calls mistakes about a kind of job."""
+    """Azure's error codes for a kind of job."""
 
     invalid: str
     exists: str
@@ -56,7 +61,7 @@ CODES = {
 
 
 class Span(NamedTuple):
-    """Which events a job is about."""
+    """The events of a job."""
 
     loop: str
     created_at: int
@@ -65,32 +70,34 @@ class Span(NamedTuple):
     high: str
 
     def events(self, worker: Worker) -> Iterator[dict[str, Any]]:
-        """Yield those that have a reward."""
-        for one in exporter(worker, self.loop, self.created_at).events(self.loop, self.after, None):
-            if one["reward"] is not None and is_decision(one) and self.low <= one["time"] <= self.high:
-                yield one
+        """Yield those with a reward."""
+        for event in exporter(worker, self.loop, self.created_at).events(self.loop, self.after, None):
+            if event["reward"] is not None and is_decision(event) and self.low <= event["time"] <= self.high:
+                yield event
+
+
+class JobResult(msgspec.Struct, omit_defaults=True):
+    """What came of a job; a feature importance has features alone."""
+
+    values: list[EvaluatedPolicy] = []
+    best: str = ""
+    features: list[dict[str, Any]] = []
 
 
 def has_events(worker: Worker, span: Span) -> bool:
     return next(span.events(worker), None) is not None
 
 
-def rated(worker: Worker, span: Span) -> dict[str, Any]:
-    """Return how important features are."""
-    return {"features": feature_scores(span.events(worker))}
+def rated(worker: Worker, span: Span) -> JobResult:
+    """Return the importance of features."""
+    return JobResult(features=feature_scores(span.events(worker)))
 
 
-def evaluated(
-    worker: Worker, span: Span, online: str, policies: list[dict[str, str]], optimise: bool
-) -> dict[str, Any]:
-    """Return what policies are worth, the best of them, and how important features are."""
+def evaluated(worker: Worker, span: Span, online: str, policies: list[PolicyContract], optimise: bool) -> JobResult:
+    """Return the policies' values, the best policy (the online one wins ties), and the importance of features."""
     rows = list(span.events(worker))
-    values = evaluation.evaluate_policies(rows, online, policies, optimise=optimise)
-    return {
-        "values": msgspec.to_builtins(values),
-        "best": evaluation.best_policy(values),
-        "features": feature_scores(rows),
-    }
+    values = evaluate_policies(rows, online, policies, optimise=optimise)
+    return JobResult(values, max(values, key=lambda policy: policy.value).name, feature_scores(rows))
 
 
 class Job(msgspec.Struct, kw_only=True):
@@ -105,8 +112,8 @@ class Job(msgspec.Struct, kw_only=True):
     created_at: float  # seconds since 1970
     status: str = RUNNING
     description: str | None = None
-    policies: list[dict[str, str]] = []  # that were asked for
-    result: dict[str, Any] = {}
+    policies: list[PolicyContract] = []  # to evaluate in addition to the usual ones
+    result: JobResult = msgspec.field(default_factory=JobResult)
     deleted: bool = False
 
 
@@ -116,9 +123,8 @@ _decode = msgspec.json.Decoder(Job).decode
 class Jobs:
     """Starts jobs and shows them."""
 
-    def __init__(self, context: RankerContext, configurations: Configurations) -> None:
-        self._context, self._configurations = context, configurations
-        self._stored = Stored(context)
+    def __init__(self, context: RankerContext) -> None:
+        self._context = context
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def evaluate(self, loop: str, contract: EvaluationContract, name: str | None = None) -> Job:
@@ -126,50 +132,56 @@ class Jobs:
         names = [policy.name for policy in contract.policies]
         if len(set(names)) < len(names):
             raise Refusal("DuplicateCustomPolicyNames", f"policies must have different names, got {names}", "policies")
-        settings = self._configurations.settings(loop)
-        policies = [{"name": policy.name, "arguments": policy.arguments} for policy in contract.policies]
+        online = kept_of(self._context.loop(loop).view.settings).arguments
+        optimise = bool(contract.enable_offline_experimentation or contract.enable_policy_optimization)
         job = await self._new(loop, EVALUATION, name, contract)
-        job.policies = policies
-        await self._start(loop, job, evaluated, kept_of(settings).arguments, policies, bool(contract.is_optimising))
+        job.policies = contract.policies
+        await self._start(loop, job, evaluated, online, contract.policies, optimise)
         return job
 
-    async def rate_features(self, loop: str, contract: FeatureImportanceContract, name: str) -> Job:
-        """Start to work out how important features are."""
-        job = await self._new(loop, IMPORTANCE, name, contract)
-        await self._start(loop, job, rated)
-        return job
+    async def rate_features(self, loop: str, contract: FeatureImportanceContract, name: str) -> None:
+        """Start to compute the importance of features."""
+        await self._start(loop, await self._new(loop, IMPORTANCE, name, contract), rated)
 
     async def list(self, loop: str, kind: str) -> Sequence[Job]:
-        return await self._stored.list(loop, kind)
+        """Return the jobs of a kind that were not deleted, oldest first."""
+        created_at = self._context.loop(loop).view.created_at
+        jobs = await self._context.look_up(lambda log: _read(log, loop, kind, created_at))
+        return [job for job in jobs.values() if not job.deleted]
 
     async def get(self, loop: str, kind: str, name: str) -> Job:
-        job = await self._stored.find(loop, kind, name)
+        job = await self._find(loop, kind, name)
         if job is None:
             raise Refusal(CODES[kind].not_found, f"{kind} {name[:100]!r} does not exist", "id", 404)
         return job
 
     async def delete(self, loop: str, kind: str, name: str) -> None:
         job = await self.get(loop, kind, name)
-        await self._stored.put(loop, msgspec.structs.replace(job, deleted=True, result={}))
+        await self._put(loop, msgspec.structs.replace(job, deleted=True, result=JobResult()))
 
     async def policy_of(self, loop: str, name: str, policy: str) -> PolicyContract:
         """Return the arguments of a policy that was evaluated."""
         job = await self.get(loop, EVALUATION, name)
-        for evaluated_policy in [*job.policies, *job.result.get("values", ())]:
-            if evaluated_policy["name"] == policy and evaluated_policy["arguments"]:
-                return PolicyContract(policy, evaluated_policy["arguments"])
-        raise Refusal(
-            "LearningSettingsNotFound", f"policyName must be one of the evaluation's, got {policy!r}", "policyName", 404
-        )
+        offered: list[PolicyContract | EvaluatedPolicy] = [*job.policies, *job.result.values]
+        for each in offered:
+            if each.name == policy and each.arguments:
+                return PolicyContract(policy, each.arguments)
+        message = f"policyName must be one of the evaluation's, got {policy!r}"
+        raise Refusal("LearningSettingsNotFound", message, "policyName", 404)
 
-    async def _new(
-        self, loop: str, kind: str, name: str | None, contract: EvaluationContract | FeatureImportanceContract
-    ) -> Job:
+    async def _find(self, loop: str, kind: str, name: str) -> Job | None:
+        return next((job for job in await self.list(loop, kind) if job.id == name), None)
+
+    async def _put(self, loop: str, job: Job) -> None:
+        await self._context.append(Record(loop, NOTE, NAME, body=encode(job)))
+
+    async def _new(self, loop: str, kind: str, name: str | None, contract: FeatureImportanceContract) -> Job:
         code = CODES[kind].invalid
-        start, end = _moment("startTime", contract.start_time, code), _moment("endTime", contract.end_time, code)
+        start = read_as(read_time, "startTime", contract.start_time, code)
+        end = read_as(read_time, "endTime", contract.end_time, code)
         if start >= end:
             raise Refusal(code, f"endTime must be later than startTime, got {contract.end_time}", "endTime")
-        if name is not None and await self._stored.find(loop, kind, name) is not None:
+        if name is not None and await self._find(loop, kind, name) is not None:
             raise Refusal(CODES[kind].exists, f"{kind} with id {name} already exists", "id")
         if not await self._context.jobs.call(has_events, await self._span(loop, start, end), seconds=JOB_SECONDS):
             raise Refusal("NoLogsExistInDateRange", "startTime and endTime must have events with rewards between them")
@@ -184,13 +196,13 @@ class Jobs:
             created_at=now,
         )
 
-    async def _start(self, loop: str, job: Job, work: Callable[..., dict[str, Any]], *arguments: Any) -> None:
-        await self._stored.put(loop, job)
+    async def _start(self, loop: str, job: Job, work: Callable[..., JobResult], *arguments: Any) -> None:
+        await self._put(loop, job)
         task = asyncio.create_task(self._finish(loop, job, work, *arguments))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _finish(self, loop: str, job: Job, work: Callable[..., dict[str, Any]], *arguments: Any) -> None:
+    async def _finish(self, loop: str, job: Job, work: Callable[..., JobResult], *arguments: Any) -> None:
         span = await self._span(loop, read_time(job.start), read_time(job.end))
         try:
             result = await self._context.jobs.call(work, span, *arguments, seconds=JOB_SECONDS)
@@ -198,106 +210,71 @@ class Jobs:
         except Exception as error:
             logging.getLogger("fedres.service").warning("%s %s failed", job.kind, job.id, exc_info=error)
             done = msgspec.structs.replace(job, status=FAILED, description=str(error))
-        if await self._stored.find(loop, job.kind, job.id) is not None:  # else it was deleted meanwhile
-            await self._stored.put(loop, done)
+        if await self._find(loop, job.kind, job.id) is not None:  # else it was deleted meanwhile
+            await self._put(loop, done)
 
     async def _span(self, loop: str, start: datetime, end: datetime) -> Span:
         created_at = self._context.loop(loop).view.created_at
-        after = await retained_after(self._context, self._configurations, loop)
+        after = await retained_after(self._context, loop)
         low, high = (moment.astimezone(UTC).isoformat(timespec="microseconds") for moment in (start, end))
         return Span(loop, created_at, after, low, high)
 
 
-def _moment(name: str, text: str, code: str) -> datetime:
-    try:
-        return read_time(text)
-    except ValueError as error:
-        raise Refusal(code, f"{name}: {error}", name) from None
-
-
-# as notes in the log
-
-
-class Stored:
-    """The jobs of loops."""
-
-    def __init__(self, context: RankerContext) -> None:
-        self._context = context
-
-    async def put(self, loop: str, job: Job) -> None:
-        await self._context.append(Record(loop, NOTE, NAME, body=encode(job)))
-
-    async def list(self, loop: str, kind: str) -> list[Job]:
-        """Return the jobs of a kind that were not deleted, oldest first."""
-        created_at = self._context.loop(loop).view.created_at
-        jobs = await self._context.look_up(lambda log: _read(log, loop, created_at))
-        return [_timed_out(job) for job in jobs.values() if job.kind == kind and not job.deleted]
-
-    async def find(self, loop: str, kind: str, name: str) -> Job | None:
-        return next((job for job in await self.list(loop, kind) if job.id == name), None)
-
-
-def _read(log: Log, loop: str, created_at: int) -> dict[tuple[str, str], Job]:
-    jobs: dict[tuple[str, str], Job] = {}
+def _read(log: Log, loop: str, kind: str, created_at: int) -> dict[str, Job]:
+    """Return the newest note of each job of a kind, by id."""
+    jobs: dict[str, Job] = {}
     for entry in log.find(loop, [NAME]):
         if entry.kind == NOTE and entry.position > created_at:
             job = _decode(entry.body)
-            jobs[job.kind, job.id] = job
+            if job.kind == kind:
+                jobs[job.id] = job
+    for job in jobs.values():
+        if job.status == RUNNING and time.time() > job.created_at + MOST_SECONDS:
+            job.status, job.description = TIMEOUT, "the process that worked on it is gone"
     return jobs
 
 
-def _timed_out(job: Job) -> Job:
-    if job.status == RUNNING and time.time() > job.created_at + MOST_SECONDS:
-        return msgspec.structs.replace(job, status=TIMEOUT, description="the process that worked on it is gone")
-    return job
-
-
-# as they are shown
+# jobs in Azure's shapes
 
 
 def summary(job: Job) -> dict[str, Any]:
-    """Return what lists of 2022 show of a job."""
+    """Return a job as in lists of 2022."""
     shown = {"id": job.id, "name": job.name, "startTime": job.start, "endTime": job.end, "creationTime": job.created}
     shown |= {"status": job.status}
     return shown | ({"evaluationType": "Manual"} if job.kind == EVALUATION else {})
 
 
-def _values(job: Job) -> list[EvaluatedPolicy]:
-    return msgspec.convert(job.result.get("values", []), list[EvaluatedPolicy])
+def _details(job: Job, **more: Any) -> dict[str, Any]:
+    """Return the details of a job in 2022."""
+    return {**summary(job), **more} | ({} if job.description is None else {"description": job.description})
 
 
 def new_evaluation(job: Job, query: dict[str, str]) -> dict[str, Any]:
-    """Return an evaluation as 2022 shows it, with the time series that a query asks for."""
+    """Return an evaluation in the format of 2022, with the requested time series."""
     invalid = "InvalidRequest"
-    start = _moment("startTime", query.get("startTime", job.start), invalid)
-    end = _moment("endTime", query.get("endTime", job.end), invalid)
+    start = microseconds(read_as(read_time, "startTime", query.get("startTime", job.start), invalid))
+    end = microseconds(read_as(read_time, "endTime", query.get("endTime", job.end), invalid))
     window = query.get("window", "Expanding")
     minutes = query.get("intervalInMinutes", "5")
     if window not in ("Expanding", "Rolling"):
         raise Refusal(invalid, f"window must be Expanding or Rolling, got {window[:100]!r}", "window")
     if minutes not in map(str, INTERVALS):
-        raise Refusal(
-            invalid, f"intervalInMinutes must be one of {INTERVALS}, got {minutes[:100]}", "intervalInMinutes"
-        )
-    value = evaluation.new_results(
-        _values(job), microseconds(start), microseconds(end), int(minutes), rolling=window == "Rolling"
-    )
+        message = f"intervalInMinutes must be one of {INTERVALS}, got {minutes[:100]}"
+        raise Refusal(invalid, message, "intervalInMinutes")
     content = {
-        "startTime": show_time(microseconds(start)),
-        "endTime": show_time(microseconds(end)),
+        "startTime": show_time(start),
+        "endTime": show_time(end),
         "intervalInMinutes": int(minutes),
-        "value": value,
+        "value": new_results(job.result.values, start, end, int(minutes), rolling=window == "Rolling"),
     }
-    shown = {**summary(job), "optimalPolicy": job.result.get("best", ""), "content": content}
-    return shown if job.description is None else {**shown, "description": job.description}
+    return _details(job, optimalPolicy=job.result.best, content=content)
 
 
-def old_evaluation(job: Job) -> dict[str, Any]:
-    """Return an evaluation as v1.x shows it."""
-    results = evaluation.old_results(_values(job), job.end)
+def old_evaluation(job: Job, _: object = None) -> dict[str, Any]:
+    """Return an evaluation in the format of v1.x."""
+    results = old_results(job.result.values, job.end)
     if job.status != SUCCEEDED:
-        results = [{**policy, "policySource": "Custom", "summary": []} for policy in job.policies]
-    features = [[f"{one['namespace']}.{one['featureName']}"] for one in job.result.get("features", ())]
+        results = [{**msgspec.to_builtins(each), "policySource": "Custom", "summary": []} for each in job.policies]
     return {
         "id": job.id,
         "name": job.name,
@@ -306,17 +283,16 @@ def old_evaluation(job: Job) -> dict[str, Any]:
         "jobId": job.id,
         "status": OLD_STATUS[job.status],
         "policyResults": results,
-        "featureImportance": features,
+        "featureImportance": [[f"{each['namespace']}.{each['featureName']}"] for each in job.result.features],
         "evaluationType": "Manual",
-        "optimalPolicy": job.result.get("best", ""),
+        "optimalPolicy": job.result.best,
         "creationTime": job.created,
     }
 
 
-def importance_shown(job: Job) -> dict[str, Any]:
+def importance_shown(job: Job, _: object = None) -> dict[str, Any]:
     """Return a feature importance."""
-    shown = {**summary(job), "featureScores": job.result.get("features", [])}
-    return shown if job.description is None else {**shown, "description": job.description}
+    return _details(job, featureScores=job.result.features)
 
 
 def page(jobs: Sequence[Job], query: dict[str, str], address: str) -> dict[str, Any]:
@@ -325,7 +301,7 @@ def page(jobs: Sequence[Job], query: dict[str, str], address: str) -> dict[str, 
     A filter names the type of evaluations; there are only manual ones.
     """
     kind = query.get("filter", "").rpartition(" ")[2].strip("'\"")
-    chosen = [job for job in jobs if kind in ("", "Manual")]
+    chosen = jobs if kind in ("", "Manual") else []
     skip, top, size = _whole("skip", query, 0), _whole("top", query, MOST), _whole("maxpagesize", query, PAGE)
     if not size:
         raise Refusal("InvalidRequest", "maxpagesize must be at least 1, got 0", "maxpagesize")
@@ -339,7 +315,6 @@ def page(jobs: Sequence[Job], query: dict[str, str], address: str) -> dict[str, 
 def _whole(name: str, query: dict[str, str], default: int) -> int:
     text = query.get(name, str(default))
     if not text.isdecimal() or len(text) > MOST_DIGITS:
-        raise Refusal(
-            "InvalidRequest", f"{name} must be a whole number of at most {MOST_DIGITS} digits, got {text[:100]!r}", name
-        )
+        message = f"{name} must be a whole number of at most {MOST_DIGITS} digits, got {text[:100]!r}"
+        raise Refusal("InvalidRequest", message, name)
     return int(text)

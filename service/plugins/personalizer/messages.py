@@ -1,4 +1,4 @@
-"""What Azure's clients send and get. Fields that are not known are passed over, as Azure does."""
+"""Requests and replies of Azure's clients. Unknown fields are ignored, as by Azure."""
 
 from __future__ import annotations
 
@@ -114,22 +114,15 @@ class ServiceConfiguration(Struct, rename="camel", kw_only=True, omit_defaults=T
     is_inference_explainability_enabled: bool | None = None
 
 
-class EvaluationContract(Struct, rename="camel", kw_only=True):
-    """An evaluation to be made of the events between two times."""
-
-    name: Id
-    start_time: str
-    end_time: str
-    policies: list[PolicyContract]
-    enable_offline_experimentation: bool | None = None
-    enable_policy_optimization: bool | None = None
-
-    @property
-    def is_optimising(self) -> bool:
-        return bool(self.enable_offline_experimentation or self.enable_policy_optimization)
-
-
 class FeatureImportanceContract(Struct, rename="camel", kw_only=True):
     name: Id
     start_time: str
     end_time: str
+
+
+class EvaluationContract(FeatureImportanceContract, rename="camel", kw_only=True):
+    """An evaluation to be made of the events between two times."""
+
+    policies: list[PolicyContract]
+    enable_offline_experimentation: bool | None = None
+    enable_policy_optimization: bool | None = None

@@ -1,4 +1,4 @@
-"""The model and the log in Azure's words."""
+"""The model and the log in Azure's API."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ CHUNK = 500
 
 
 class ModelAndLogs:
-    """Resets models and says when they changed; shows and forgets logs."""
+    """Resets models and returns when they changed; describes and deletes logs."""
 
     def __init__(self, context: RankerContext, admin: Admin, configurations: Configurations) -> None:
         self._context, self._admin, self._configurations = context, admin, configurations
 
     async def reset_model(self, loop: str) -> None:
-        """Go on with a model that has learned nothing."""
+        """Replace the model by one that has learned nothing."""
         settings = self._configurations.settings(loop)
         await self._admin.put_model(loop, model_kind(settings).new(settings).to_bytes())
 
@@ -33,17 +33,17 @@ class ModelAndLogs:
         return {"creationTime": show_time(created), "lastModifiedTime": show_time(changed)}
 
     async def log_properties(self, loop: str) -> dict[str, Any]:
-        """Return the time of the first and of the last decision, nothing where there is none."""
-        after = await retained_after(self._context, self._configurations, loop)
+        """Return the times of the first and the last decision, empty if there is none."""
+        after = await retained_after(self._context, loop)
         times = await self._context.look_up(lambda log: _range(log, loop, after))
         return {} if times is None else {"dateRange": {"from": show_time(times[0]), "to": show_time(times[1])}}
 
     async def delete_logs(self, loop: str) -> None:
-        """Remove events so far, in the background, and leave them out of everything from now on.
+        """Remove all events so far, in the background, and exclude them from all results from now on.
 
-        Those that wait for a reward go later. What was learned from events stays.
+        Pending events are removed later. Models keep what they learned from events.
         """
-        self._context.loop(loop)  # one that there is
+        self._context.loop(loop)  # refuses a missing loop
         last, now = await self._context.look_up(lambda log: (log.heads()[loop].last, log.now()))
         await self._configurations.keep(loop, logs_after=last)
         body = EraseBody(os.urandom(8).hex(), now)

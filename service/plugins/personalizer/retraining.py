@@ -1,7 +1,7 @@
-"""Learns a loop's shared model anew from its recent log, under the settings of now.
+"""Retrains a loop's shared model on its recent log, under the current settings.
 
 Azure does this when reward settings or exploration change. The learner itself does the work, on a view of the log in
-which the loop begins with today's settings and has only recent events; the model that comes out is uploaded.
+which the loop begins with the current settings and has only recent events; the resulting model is uploaded.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from service.admin.admin import Admin
@@ -26,7 +26,7 @@ LEARNED = (RANK, REWARD, ACTIVATE)
 
 
 class RecentLog:
-    """A loop's log as if it had begun with ``settings``, and nothing had happened up to a position and a time."""
+    """A loop's log as if the loop had begun with ``settings``, without events up to a position and a time."""
 
     def __init__(self, log: Log, loop: str, created_at: int, settings: Settings, after: int, from_time: int) -> None:
         self._log, self._loop, self._created_at = log, loop, created_at
@@ -51,23 +51,15 @@ class RecentLog:
             return entry
         return Entry(entry.loop, entry.position, entry.time, TICK, None, None, None, b"{}")
 
-    # what learning anew does not ask for
-
     def find(self, loop: str, events: Sequence[str]) -> list[Entry]:
         return []
-
-    def newest_of(self, loop: str, user: str, limit: int) -> list[Entry]:
-        return []
-
-    def bases(self, loop: str, before: int) -> Iterator[Entry]:
-        return iter(())
 
     def now(self) -> int:
         return self._log.now()
 
 
 class Retrainer:
-    """Trains in the background, a loop at a time; the last wish of a loop counts."""
+    """Trains in the background, one loop at a time; the last request for a loop counts."""
 
     def __init__(self, context: RankerContext, admin: Admin) -> None:
         self._context, self._admin = context, admin
@@ -91,7 +83,7 @@ class Retrainer:
 
 
 def trained(worker: Worker, loop: str, created_at: int, settings: Settings, days: int, after: int) -> bytes:
-    """Return the shared model that a loop's recent events make."""
+    """Return the shared model learned from a loop's recent events."""
     log = worker.log
     recent = RecentLog(log, loop, created_at, settings, after, log.now() - days * DAY)
     with (

@@ -8,8 +8,9 @@ share most handlers: ``/personalizer/v1.0/…`` with its previews, and ``/person
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, NoReturn
-from urllib.parse import parse_qs, quote
+from urllib.parse import parse_qsl, quote
 
 import msgspec
 from msgspec.structs import replace
@@ -26,6 +27,7 @@ from service.plugins.personalizer.features import id_in
 from service.plugins.personalizer.jobs import (
     EVALUATION,
     IMPORTANCE,
+    Job,
     Jobs,
     importance_shown,
     new_evaluation,
@@ -59,15 +61,13 @@ Handler = Callable[[Call], Awaitable[Any]]
 INVALID_EVALUATION, INVALID, BAD = "InvalidEvaluationContract", "InvalidContract", "BadRequest"
 
 
-def personalizer_routes(context: RankerContext, ranker: Ranker, admin: Admin, root_path: str = "") -> Routes:
-    """Return all routes of Azure's API; ``root_path`` is where a proxy offers them."""
+def personalizer_routes(context: RankerContext, ranker: Ranker, admin: Admin, root_path: str) -> Routes:
+    """Return all routes of Azure's API; ``root_path`` is the path below which a proxy serves them."""
     routes, configurations = PersonalizerRoutes(), Configurations(admin, Retrainer(context, admin))
-    _decision_routes(routes, ApplicationCalls(context, ranker, configurations))
+    _decision_routes(routes, ApplicationCalls(context, ranker))
     _configuration_routes(routes, configurations)
     _model_and_log_routes(routes, ModelAndLogs(context, admin, configurations), admin)
-    jobs = Jobs(context, configurations)
-    _evaluation_routes(routes, jobs, configurations, root_path)
-    _importance_routes(routes, jobs, root_path)
+    _job_routes(routes, Jobs(context), configurations, root_path)
     return routes
 
 
@@ -91,21 +91,16 @@ def _decision_routes(routes: PersonalizerRoutes, calls: ApplicationCalls) -> Non
 
 
 def _configuration_routes(routes: PersonalizerRoutes, parts: Configurations) -> None:
-    async def put_configuration(call: Call) -> ServiceConfiguration:
-        return await parts.put_configuration(call.loop, call.body)
-
-    async def put_policy(call: Call) -> PolicyContract:
-        return await parts.put_policy(call.loop, call.body)
-
     add, path = routes.add, "/configurations/service"
     kind: type = ServiceConfiguration
-    add("GET", path, ADMIN, "Show the configuration.", BAD, lambda call: parts.configuration(call.loop), reply=kind)
-    invalid = "InvalidServiceConfiguration"
-    add("PUT", path, ADMIN, "Change the configuration.", invalid, put_configuration, body=kind, reply=kind)
-    path, kind, invalid = "/configurations/policy", PolicyContract, "InvalidPolicyContract"
-    add("GET", path, ADMIN, "Show the policy.", BAD, lambda call: parts.policy(call.loop), reply=kind)
-    add("PUT", path, ADMIN, "Change the policy.", invalid, put_policy, body=kind, reply=kind)
-    add("DELETE", path, ADMIN, "Reset the policy.", BAD, lambda call: parts.reset_policy(call.loop), reply=kind)
+    add("GET", path, ADMIN, "Show the configuration.", BAD, _of_loop(parts.configuration), reply=kind)
+    change, invalid = _with_body(parts.put_configuration), "InvalidServiceConfiguration"
+    add("PUT", path, ADMIN, "Change the configuration.", invalid, change, body=kind, reply=kind)
+    path, kind = "/configurations/policy", PolicyContract
+    add("GET", path, ADMIN, "Show the policy.", BAD, _of_loop(parts.policy), reply=kind)
+    change, invalid = _with_body(parts.put_policy), "InvalidPolicyContract"
+    add("PUT", path, ADMIN, "Change the policy.", invalid, change, body=kind, reply=kind)
+    add("DELETE", path, ADMIN, "Reset the policy.", BAD, _of_loop(parts.reset_policy), reply=kind)
 
 
 def _model_and_log_routes(routes: PersonalizerRoutes, parts: ModelAndLogs, admin: Admin) -> None:
@@ -122,23 +117,18 @@ def _model_and_log_routes(routes: PersonalizerRoutes, parts: ModelAndLogs, admin
     add = routes.add
     add("GET", "/model", ADMIN, "Export the model.", BAD, get_model, reply=BINARY, query=("signed",))
     add("PUT", "/model", ADMIN, "Import a model.", "InvalidModelImportFormat", put_model, body=BINARY, status=204)
-    add("DELETE", "/model", ADMIN, "Reset the model.", BAD, lambda call: parts.reset_model(call.loop), status=204)
-    path, shown = "/model/properties", "When the model changed."
-    add("GET", path, ADMIN, shown, BAD, lambda call: parts.model_properties(call.loop), reply=JSON)
-    path, shown = "/logs/properties", "The time of the log."
-    add("GET", path, ADMIN, shown, BAD, lambda call: parts.log_properties(call.loop), reply=JSON)
+    add("DELETE", "/model", ADMIN, "Reset the model.", BAD, _of_loop(parts.reset_model), status=204)
+    changed, shown = _of_loop(parts.model_properties), _of_loop(parts.log_properties)
+    add("GET", "/model/properties", ADMIN, "When the model changed.", BAD, changed, reply=JSON)
+    add("GET", "/logs/properties", ADMIN, "The time of the log.", BAD, shown, reply=JSON)
     for path in ("/logs/interactions", "/logs/observations"):
-        shown = "Rejected: for local inference, which does not exist."
-        add("POST", path, ADMIN, shown, "InvalidRequest", refuse, body=BINARY, status=204)
-    shown = "Leave events so far out."
-    add("DELETE", "/logs", ADMIN, shown, BAD, lambda call: parts.delete_logs(call.loop), status=204)
+        about = "Rejected: for local inference, which does not exist."
+        add("POST", path, ADMIN, about, "InvalidRequest", refuse, body=BINARY, status=204)
+    add("DELETE", "/logs", ADMIN, "Leave events so far out.", BAD, _of_loop(parts.delete_logs), status=204)
 
 
-def _evaluation_routes(routes: PersonalizerRoutes, jobs: Jobs, configurations: Configurations, root_path: str) -> None:
-    """Declare evaluations, which the two families make and show in different ways."""
-
-    def name(call: Call) -> str:
-        return id_in(call, "evaluation_id")
+def _job_routes(routes: PersonalizerRoutes, jobs: Jobs, configurations: Configurations, root_path: str) -> None:
+    """Declare evaluations, whose requests and replies differ by family, and feature importances of 2022."""
 
     async def post(call: Call) -> Reply:
         job = await jobs.evaluate(call.loop, call.body)
@@ -146,79 +136,58 @@ def _evaluation_routes(routes: PersonalizerRoutes, jobs: Jobs, configurations: C
         place = address(call, f"/{call.parameters['version']}/evaluations/{job.id}", root_path)
         return Reply(made.status, made.body, (*made.headers, (b"location", place.encode())))
 
+    async def put(kind: str, start: Callable[..., Awaitable[object]], call: Call) -> None:
+        await start(call.loop, call.body, id_in(call, f"{kind}_id"))
+
+    async def get(kind: str, shown: Callable[[Job, dict[str, str]], dict[str, Any]], call: Call) -> dict[str, Any]:
+        return shown(await jobs.get(call.loop, kind, id_in(call, f"{kind}_id")), query(call))
+
+    async def delete(kind: str, call: Call) -> None:
+        await jobs.delete(call.loop, kind, id_in(call, f"{kind}_id"))
+
     async def list_old(call: Call) -> list[dict[str, Any]]:
         return [old_evaluation(job) for job in await jobs.list(call.loop, EVALUATION)]
 
-    async def get_old(call: Call) -> dict[str, Any]:
-        return old_evaluation(await jobs.get(call.loop, EVALUATION, name(call)))
-
-    async def delete(call: Call) -> None:
-        await jobs.delete(call.loop, EVALUATION, name(call))
-
-    async def put(call: Call) -> None:
-        await jobs.evaluate(call.loop, call.body, name(call))
-
-    async def list_new(call: Call) -> dict[str, Any]:
-        return page(await jobs.list(call.loop, EVALUATION), query(call), address(call, "/evaluations", root_path))
-
-    async def get_new(call: Call) -> dict[str, Any]:
-        return new_evaluation(await jobs.get(call.loop, EVALUATION, name(call)), query(call))
+    async def list_new(kind: str, path: str, call: Call) -> dict[str, Any]:
+        return page(await jobs.list(call.loop, kind), query(call), address(call, path, root_path))
 
     async def apply(call: Call) -> None:
         policy = await jobs.policy_of(call.loop, call.body.evaluation_id, call.body.policy_name)
         await configurations.put_policy(call.loop, policy)
 
-    add, all_of, one = routes.add, "/evaluations", "/evaluations/{evaluation_id}"
+    add, kind, path, single = routes.add, EVALUATION, "/evaluations", "/evaluations/{evaluation_id}"
     start, show, shown = "Start an evaluation.", "Show an evaluation.", "List evaluations."
+    version, paging = ("api-version",), ("top", "skip", "maxpagesize")
     made: dict[str, Any] = {"body": EvaluationContract, "reply": JSON, "status": 201}
-    add("POST", all_of, ADMIN, start, INVALID_EVALUATION, post, (OLD,), **made)
-    add("GET", all_of, ADMIN, shown, INVALID, list_old, (OLD,), reply=JSON)
-    add("GET", one, ADMIN, show, INVALID, get_old, (OLD,), reply=JSON)
-    add("DELETE", one, ADMIN, "Delete an evaluation.", INVALID, delete, status=204)
-    new: dict[str, Any] = {"body": EvaluationContract, "query": ("api-version",)}
-    add("PUT", one, ADMIN, start, INVALID_EVALUATION, put, (NEW,), **new)
-    paged = ("api-version", "filter", "top", "skip", "maxpagesize")
-    add("GET", all_of, ADMIN, shown, INVALID, list_new, (NEW,), reply=JSON, query=paged)
-    series = ("api-version", "startTime", "endTime", "intervalInMinutes", "window")
-    add("GET", one, ADMIN, show, INVALID, get_new, (NEW,), reply=JSON, query=series)
-    path, about = "/configurations/applyFromEvaluation", "Take a policy of an evaluation."
-    add("POST", path, ADMIN, about, "InvalidPolicyContract", apply, body=PolicyReference, status=204)
+    add("POST", path, ADMIN, start, INVALID_EVALUATION, post, (OLD,), **made)
+    add("GET", path, ADMIN, shown, INVALID, list_old, (OLD,), reply=JSON)
+    add("GET", single, ADMIN, show, INVALID, partial(get, kind, old_evaluation), (OLD,), reply=JSON)
+    add("DELETE", single, ADMIN, "Delete an evaluation.", INVALID, partial(delete, kind), status=204)
+    new: dict[str, Any] = {"body": EvaluationContract, "query": version}
+    add("PUT", single, ADMIN, start, INVALID_EVALUATION, partial(put, kind, jobs.evaluate), (NEW,), **new)
+    new = {"reply": JSON, "query": (*version, "filter", *paging)}
+    add("GET", path, ADMIN, shown, INVALID, partial(list_new, kind, path), (NEW,), **new)
+    new["query"] = (*version, "startTime", "endTime", "intervalInMinutes", "window")
+    add("GET", single, ADMIN, show, INVALID, partial(get, kind, new_evaluation), (NEW,), **new)
+    apply_from, about = "/configurations/applyFromEvaluation", "Take a policy of an evaluation."
+    add("POST", apply_from, ADMIN, about, "InvalidPolicyContract", apply, body=PolicyReference, status=204)
+
+    kind, path, single = IMPORTANCE, "/featureImportances", "/featureImportances/{importance_id}"
+    new = {"families": (NEW,), "query": version}
+    rate = partial(put, kind, jobs.rate_features)
+    add("PUT", single, ADMIN, "Rate features.", INVALID, rate, body=FeatureImportanceContract, **new)
+    show = "Show the rates of features."
+    add("GET", single, ADMIN, show, INVALID, partial(get, kind, importance_shown), reply=JSON, **new)
+    add("DELETE", single, ADMIN, "Delete the rates of features.", INVALID, partial(delete, kind), status=204, **new)
+    new = {"reply": JSON, "query": (*version, *paging)}
+    add("GET", path, ADMIN, "List rates of features.", INVALID, partial(list_new, kind, path), (NEW,), **new)
 
 
-def _importance_routes(routes: PersonalizerRoutes, jobs: Jobs, root_path: str) -> None:
-    """Declare feature importances, which are there in 2022 alone."""
-
-    def name(call: Call) -> str:
-        return id_in(call, "importance_id")
-
-    async def put(call: Call) -> None:
-        await jobs.rate_features(call.loop, call.body, name(call))
-
-    async def get(call: Call) -> dict[str, Any]:
-        return importance_shown(await jobs.get(call.loop, IMPORTANCE, name(call)))
-
-    async def delete(call: Call) -> None:
-        await jobs.delete(call.loop, IMPORTANCE, name(call))
-
-    async def list_all(call: Call) -> dict[str, Any]:
-        return page(
-            await jobs.list(call.loop, IMPORTANCE), query(call), address(call, "/featureImportances", root_path)
-        )
-
-    add, all_of, one = routes.add, "/featureImportances", "/featureImportances/{importance_id}"
-    new: dict[str, Any] = {"families": (NEW,), "query": ("api-version",)}
-    add("PUT", one, ADMIN, "Rate features.", INVALID, put, body=FeatureImportanceContract, **new)
-    add("GET", one, ADMIN, "Show the rates of features.", INVALID, get, reply=JSON, **new)
-    add("DELETE", one, ADMIN, "Delete the rates of features.", INVALID, delete, status=204, **new)
-    paged = ("api-version", "top", "skip", "maxpagesize")
-    add("GET", all_of, ADMIN, "List rates of features.", INVALID, list_all, (NEW,), reply=JSON, query=paged)
-
-
-# How they are declared, and what their handlers share
+# Declaration of these routes, and helpers of their handlers
 
 
 class PersonalizerRoutes(Routes):
-    """Declares handlers for both families; what a handler refuses is answered in Azure's shape."""
+    """Declares handlers for both families; error replies have Azure's shape."""
 
     def add(
         self,
@@ -231,9 +200,9 @@ class PersonalizerRoutes(Routes):
         families: tuple[str, ...] = BOTH,
         **options: Any,
     ) -> None:
-        """Declare a handler of calls, whose bodies are decoded; ``code`` is that of requests which break a rule.
+        """Declare a handler of calls with decoded bodies; ``code`` is the error code of invalid requests.
 
-        It returns a reply, or what is answered in JSON, None for nothing.
+        It returns a reply, or an object to send as JSON, or None for no content.
         """
         paths = [prefix + family + path for prefix in PREFIXES for family in families]
         body, status = options.get("body"), options.get("status", 200)
@@ -254,6 +223,14 @@ class PersonalizerRoutes(Routes):
         self.of_paths(method, paths, roles, f"Azure Personalizer: {summary}", **options)(answer)
 
 
+def _of_loop(function: Callable[[str], Awaitable[Any]]) -> Handler:
+    return lambda call: function(call.loop)
+
+
+def _with_body(function: Callable[[str, Any], Awaitable[Any]]) -> Handler:
+    return lambda call: function(call.loop, call.body)
+
+
 def _check_version(call: Call) -> None:
     version = call.parameters.get("version")
     if version is not None:
@@ -268,12 +245,12 @@ def _check_version(call: Call) -> None:
 
 
 def query(call: Call) -> dict[str, str]:
-    """Return the parameters of a query, of one that comes twice the last."""
-    return {name: values[-1] for name, values in parse_qs(call.query.decode("latin-1")).items()}
+    """Return the parameters of a query, the last one if repeated."""
+    return dict(parse_qsl(call.query.decode("latin-1")))
 
 
 def address(call: Call, path: str, root_path: str) -> str:
-    """Return the whole address of a path below the loop's ``personalizer``, as the client knows the service."""
+    """Return the full URL of a path below the loop's ``personalizer``, with the host that the client used."""
     headers = dict(call.scope.get("headers", ()))
     host = headers.get(b"host", b"localhost").decode("latin-1")
     scheme = headers.get(b"x-forwarded-proto", b"").decode("latin-1")

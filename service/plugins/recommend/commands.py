@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -95,7 +96,7 @@ def import_feedback(
 ) -> None:
     """Store the ratings of a file as feedback, in calls of 500. An interrupted import can be run again."""
     from fedres.client import Client, ServiceError
-    from service.plugins.recommend.feedback_files import FeedbackColumns, Skipped, batches, read_feedback
+    from service.plugins.recommend.feedback_files import BATCH, FeedbackColumns, Skipped, read_feedback
 
     if not file.exists():
         raise ValueError(f"no file at {file}")
@@ -104,7 +105,8 @@ def import_feedback(
     with progress_bar(f"importing {file.name}") as progress, Client(url, loop=loop, key=key, fallback=None) as client:
         try:
             low, high = client.settings()["reward_range"]
-            for batch in batches(read_feedback(file, columns, (low, high), stretched, skipped, progress)):
+            events = read_feedback(file, columns, (low, high), stretched, skipped, progress)
+            while batch := [*islice(events, BATCH)]:
                 counts = _send(client, batch, skipped)
                 stored, repeated = stored + counts["stored"], repeated + counts["repeated"]
         except ServiceError as error:

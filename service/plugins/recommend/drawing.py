@@ -12,13 +12,12 @@ from fedres.policies import loop_rule
 from fedres.policies.kernels import CODE, EPSILON_GREEDY, GREEDY
 from fedres.policies.shortlist import draw_one, ranked
 from fedres.scoring.features import Hashed, Named, Preparer
-from service.control_group import Control
 from service.errors import ApiError
 from service.models.catalogue import CatalogueCopy
 from service.models.loop_metadata import CatalogueAction
 from service.models.memory import Key, personal_key
 from service.models.protocol import PublishedModel
-from service.models.published import Loop, Models
+from service.models.published import Loop, PublishedModels
 from service.plugins.recommend.items import Items
 from service.rank.decide import CONTROL, HELD, NO_KEY, NO_MEMORY, TREATMENT
 
@@ -29,59 +28,46 @@ class Drawn(NamedTuple):
     row: int
     score: float
     probability: float
-    candidates: int  # that were left
+    candidates: int  # that remained
     arm: str | None
     agreed: bool | None  # whether an apprentice's policy drew the same
     version: int  # of the model
-
-
-class User:
-    """Whom a page is for, and where their model is."""
-
-    def __init__(self, name: str | None, loop: Loop, memory: Array) -> None:
-        self.name, self.memory = name, memory
-        self.key = NO_KEY if name is None or not loop.view.settings.personal else personal_key(loop.id, name)
 
 
 def draw_places(
     loop: Loop,
     items: Items,
     context: Hashed,
-    user: User,
+    user: str | None,
+    models: PublishedModels,
     allowed: Array,
     events: list[str],
     popular: Array | None = None,
 ) -> list[Drawn]:
-    """Return an item for each event, without those before it; ``allowed`` is what may be drawn, and is left over.
+    """Return an item for each event, without the previous ones; drawn items are removed from ``allowed``.
 
-    ``popular`` is what items are drawn by where a loop has learned nothing: the most popular one that is left, but for
+    With ``popular`` scores, for a loop that has learned nothing, the most popular remaining item is drawn, except for
     the policy's floor and ε.
     """
     settings, control = loop.view.settings, loop.view.settings.control
+    memory = NO_MEMORY if models.memory is None else models.memory.words
     is_experiment = bool(control.share or control.hold) and not settings.apprentice
 
     def by_model(model: PublishedModel, key: Key, rule: tuple[Array, int], version: int) -> Draws:
-        means, widths = model.predict_items(items, context, user.memory, key, settings.crosses)
+        means, widths = model.predict_items(items, context, memory, key, settings.crosses)
         means += items.boosts.used
         return Draws(*rule, means, ranked(rule[0], means, widths, items.keys, allowed, len(events)), version)
 
-    def by_popularity(scores: Array) -> Draws:
-        rule, means = loop.policy[0].copy(), scores + items.boosts.used
-        if rule[CODE] != EPSILON_GREEDY:
-            rule[CODE] = GREEDY
-        rule.flags.writeable = False  # kernels are compiled for such a rule
-        ranking = ranked(rule, means, np.zeros(means.size), items.keys, allowed, len(events))
-        return Draws(rule, 0, means, ranking, loop.view.version)
-
     if popular is None:
-        learned = by_model(loop.model, user.key, loop.policy, loop.view.version)
+        key = personal_key(loop.id, user) if user is not None and settings.personal else NO_KEY
+        learned = by_model(loop.model, key, loop.policy, loop.view.version)
     else:
-        learned = by_popularity(popular)
+        learned = _by_popularity(loop, items, popular, allowed, len(events))
     pinned: Draws | None = None
     drawn, count = list[Drawn](), int(allowed.sum())
     for event, u in zip(events, event_draws(events), strict=True):
         by, arm, agreed = learned, TREATMENT if is_experiment else None, None
-        if is_experiment and in_control(control, event if user.name is None else user.name):
+        if is_experiment and control.decides_for(user or event):
             arm = HELD if control.hold else CONTROL
             if control.baseline == "pinned":
                 if loop.pinned is None:
@@ -105,12 +91,16 @@ def draw_places(
     return drawn
 
 
-def in_control(control: Control, name: str) -> bool:
-    return bool(control.hold) or control.has(name)
+def _by_popularity(loop: Loop, items: Items, scores: Array, allowed: Array, n_places: int) -> Draws:
+    rule, means = loop.policy[0].copy(), scores + items.boosts.used
+    if rule[CODE] != EPSILON_GREEDY:
+        rule[CODE] = GREEDY
+    ranking = ranked(rule, means, np.zeros(means.size), items.keys, allowed, n_places)
+    return Draws(rule, 0, means, ranking, loop.view.version)
 
 
 class Draws(NamedTuple):
-    """How a model and a policy draw items."""
+    """The scores, the rule and the ranking by which a model and a policy draw items."""
 
     rule: Array
     n_learned: int
@@ -119,24 +109,26 @@ class Draws(NamedTuple):
     version: int  # of the model
 
     def draw(self, keys: Array, allowed: Array, count: int, u: float) -> tuple[int, float]:
-        row, probability = draw_one(self.rule, self.n_learned, *self.ranking, keys, allowed, count, u)
-        return int(row), float(probability)
+        return draw_one(self.rule, self.n_learned, *self.ranking, keys, allowed, count, u)
 
 
 def first_of(items: Items, allowed: Array) -> int:
-    """Return the item that is shown without a policy: that with the highest boost, by rising id."""
+    """Return the item shown without a policy: the one with the highest boost, and of these the lowest id."""
     rows = np.flatnonzero(allowed)
     boosts = items.boosts.used[rows]
     return int(min(rows[boosts == boosts.max()].tolist(), key=lambda row: items.ids[row]))
 
 
-def warm_up_draws(loop: Loop, models: Models) -> None:
-    """Compile what a page needs: draw from a catalogue of two items for a user, and for nobody."""
+def empty_context(preparer: Preparer) -> Hashed:
+    [context] = preparer.hash_all([Named("context", None, b"{}")])
+    assert isinstance(context, Hashed)
+    return context
+
+
+def warm_up_draws(loop: Loop, models: PublishedModels) -> None:
+    """Compile the code for pages: draw from a catalogue of two items, with and without a user."""
     catalogue, preparer = CatalogueCopy(), Preparer()
     catalogue.actions |= {name: CatalogueAction(1, b'{"a": 1}') for name in ("a", "b")}
     items = Items(catalogue, preparer)
     items.take_some()
-    [context] = preparer.hash_all([Named("context", None, b"{}")])
-    assert isinstance(context, Hashed)
-    memory = NO_MEMORY if models.memory is None else models.memory.words
-    draw_places(loop, items, context, User("u", loop, memory), np.ones(2, np.bool_), ["a~1", "a~2"])
+    draw_places(loop, items, empty_context(preparer), "u", models, np.ones(2, np.bool_), ["a~1", "a~2"])

@@ -1,4 +1,4 @@
-"""What items earned, by the log: how popular each is, for lists and for pages of a loop that has learned nothing."""
+"""Rewards of items in the log: their popularity, for lists and for pages of a loop that has learned nothing."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from service.plugins.reports.reader import LoopReader, read_loop
 from service.rank.ranker import RankerContext
 
 DAY = 86_400.0  # seconds
-WINDOW = 30 * DAY  # of popular items, where nobody says another
+WINDOW = 30 * DAY  # of popular items, by default
 PRIOR_EVENTS = 10  # as many events with the mean reward of all are added to those of each item
-FRESH_SECONDS = 5.0  # an answer is good for so long
+FRESH_SECONDS = 5.0  # for which a result is cached
 
 Earned = dict[str, tuple[int, float]]  # by action: events and the sum of their rewards
 
 
 def earned(reader: LoopReader, seconds: float) -> Earned:
-    """Return what actions earned in the last seconds, by the newest 50,000 finished events and as much feedback."""
+    """Return the rewards of actions in the last seconds, by the newest 50,000 finished events and as much feedback."""
     sums: Earned = {}
     decided = [(each.time, each.actions[each.chosen], each.reward) for each in reader.finished]
     for when, action, reward in (*decided, *reader.feedback):
@@ -34,7 +34,7 @@ def earned(reader: LoopReader, seconds: float) -> Earned:
 
 
 class Popularity(NamedTuple):
-    """How popular items are."""
+    """The popularity of items."""
 
     earned: Earned
 
@@ -43,7 +43,7 @@ class Popularity(NamedTuple):
         return sum(count for count, _ in self.earned.values())
 
     def of(self, items: Items) -> Array:
-        """Return the mean reward of each row's events, and of the prior's, which has the mean of all."""
+        """Return the mean reward of each row's events, and of the prior events, which have the mean of all."""
         n_events = self.n_events
         prior = sum(reward for _, reward in self.earned.values()) / n_events if n_events else 0.0
         scores = np.full(items.n_rows, prior)
@@ -73,14 +73,14 @@ def best_rows(items: Items, allowed: Array, n: int, *keys: Array) -> list[int]:
 
 
 class Earnings:
-    """What items of all loops earned, as one ranker has read it."""
+    """The rewards of all loops' items, cached in one ranker."""
 
     def __init__(self, context: RankerContext) -> None:
         self._context = context
-        self._cached: dict[tuple[str, float], tuple[float, Any, Popularity]] = {}  # and until when, of which loop
+        self._cached: dict[tuple[str, float], tuple[float, Any, Popularity]] = {}  # until when, of which loop
 
     async def scores(self, name: str, seconds: float = WINDOW) -> Popularity:
-        """Return how popular items of a loop are, as it was a few seconds ago at most."""
+        """Return the popularity of a loop's items, at most a few seconds old."""
         now, loop = monotonic(), self._context.loop(name).view
         until, created_at, scores = self._cached.get((name, seconds), (0.0, None, Popularity({})))
         if now >= until or created_at != loop.created_at:

@@ -1,7 +1,7 @@
-"""Feedback on actions that nobody decided on here: ratings of a file, what happened on other pages.
+"""Feedback on actions that were chosen elsewhere: ratings in a file, events on other pages.
 
-It is logged as a decision without probabilities that has its reward with it. So a repeat, an erasure and a pruning
-treat it as any other event; it is learned from at once, and counts in no figure of the policy.
+It is logged as a decision without probabilities, together with its reward. So repeats, erasures and prunings treat it
+as any other event; it is learned at once, and counts in no statistics of the policy.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ import msgspec
 from msgspec import Meta, Raw, Struct, field
 
 from fedres.event_ids import new_event_id
-from fedres.scoring.features import Named, check_crosses
-from fedres.scoring.flattening import FeatureError
+from fedres.scoring.features import Named
 from service.errors import ApiError, invalid
 from service.log.protocol import Duplicate
 from service.log.records import (
@@ -23,8 +22,8 @@ from service.log.records import (
     RANK,
     CatalogueReference,
     DecisionExample,
-    Example,
     FeedbackBody,
+    HashedExample,
     InlineAction,
     LoggedRank,
     Record,
@@ -32,12 +31,12 @@ from service.log.records import (
     ranks_in,
 )
 from service.models.published import Loop
-from service.rank.decide import features_of, invalid_features
+from service.rank.decide import example_at, features_of
 from service.rank.ranker import RankerContext
 from service.rank.requests import Action, Features, Id, check_id
 from service.times import seconds_of
 
-STEP = 100  # events that are hashed at once, so that others have their turn
+STEP = 100  # events hashed at once; other requests run in between
 LAST_TIME = 100_000_000_000  # seconds since 1970: the year 5138
 
 
@@ -71,13 +70,13 @@ class FeedbackStored(Struct):
 
 
 class Feedback:
-    """Takes feedback for all loops."""
+    """Stores feedback for all loops."""
 
     def __init__(self, context: RankerContext) -> None:
         self._context = context
 
     async def store(self, name: str, events: Sequence[FeedbackEvent]) -> FeedbackStored:
-        """Store events, once all of them are good; return when they are durable."""
+        """Store events if all of them are valid; return once they are durable."""
         records: list[Record] = []
         for first in range(0, len(events), STEP):
             loop = self._context.loop(name)
@@ -90,7 +89,7 @@ class Feedback:
         return FeedbackStored(len(records) - len(repeats), len(repeats))
 
     async def _check_same(self, name: str, repeats: Sequence[Record]) -> None:
-        """Refuse events whose id was used for something else."""
+        """Refuse events whose id was used for a different event."""
         events = [str(record.event) for record in repeats]
         logged = await self._context.look_up(lambda log: ranks_in(log.find(name, events)))
         for record in repeats:
@@ -110,18 +109,8 @@ class Feedback:
             rows.append(Named(f"events[{k}].action.features", action.id, features_of(action, loop.catalogue)))
         hashed = preparer.hash_all(rows)
         records = []
-        for k, (event, shared, own) in enumerate(zip(events, hashed[::2], hashed[1::2], strict=True), first):
-            if isinstance(shared, FeatureError):
-                raise invalid_features(shared)
-            if isinstance(own, FeatureError):
-                raise invalid_features(own)
-            if loop.view.settings.crosses:
-                try:
-                    check_crosses(shared.size, own.size, preparer.limits)
-                except FeatureError as error:
-                    raise ApiError(422, "invalid_features", f"events[{k}]: {error}", f"events[{k}]") from None
-            features = Example(shared.hashes + own.hashes, shared.values + own.values, shared.size, own.fields)
-            records.append(_record(loop, event, features))
+        for k, (event, *pair) in enumerate(zip(events, hashed[::2], hashed[1::2], strict=True), first):
+            records.append(_record(loop, event, example_at(f"events[{k}]", pair, loop, preparer)))
         return records
 
 
@@ -147,8 +136,8 @@ def _microseconds(time: float | str | None, at: str = "time") -> int | None:
     return round(seconds * 1e6)
 
 
-def _record(loop: Loop, event: FeedbackEvent, features: Example) -> Record:
-    """Return what is logged of an event: a body for readers, and an example for the learner."""
+def _record(loop: Loop, event: FeedbackEvent, features: HashedExample) -> Record:
+    """Return the log record of an event: a body for readers, and an example for the learner."""
     view, action = loop.view, event.acted_on
     named = InlineAction(action.id, action.features) if action.features else loop.references.get(action.id)
     body = FeedbackBody(
@@ -168,7 +157,7 @@ def _record(loop: Loop, event: FeedbackEvent, features: Example) -> Record:
 
 
 def _is_same(sent: FeedbackBody, logged: LoggedRank) -> bool:
-    """Return whether feedback was logged before; the catalogue may have changed since."""
+    """Return whether the logged event is the same feedback; the catalogue may have changed since."""
     return (
         (sent.reward, sent.happened, bytes(sent.context)) == (logged.reward, logged.happened, bytes(logged.context))
         and sent.actions[0]["id"] == logged.actions[0].id

@@ -1,11 +1,10 @@
-"""Feedback of files: JSON lines, CSV and Parquet, such as ratings with the columns ``user,item,rating,time``."""
+"""Feedback from files: JSON lines, CSV and Parquet, such as ratings with the columns ``user,item,rating,time``."""
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,14 +16,14 @@ from service.plugins.recommend.item_files import value_of
 from service.times import seconds_of
 
 BATCH = 500  # events of one call
-ITEMS = ("item", "action")  # what the column with the action may be called where nobody says so
+ITEMS = ("item", "action")  # default names of the column with the action
 REWARDS = ("reward", "rating")
 
-Line = tuple[int, dict[str, Any]]  # its number, and what is in it
+Line = tuple[int, dict[str, Any]]  # its number and its fields
 
 
 class FeedbackColumns(NamedTuple):
-    """Which column is what; None stands for the usual names."""
+    """The names of columns; None stands for the usual ones."""
 
     item: str | None = None
     reward: str | None = None
@@ -54,17 +53,23 @@ def read_feedback(
     skipped: Skipped,
     progress: Progress = ignore_progress,
 ) -> Iterator[Line]:
-    """Yield the line of each event and the event; ``scale`` is what is stretched over the rewards of the loop.
+    """Yield the line number of each event and the event; ``scale`` is mapped to the reward range of the loop.
 
-    Without an id of its own, an event is known by the file's name, the line and its content: a repeated import stores
+    An event without an id gets one from the file's name, the line number and its content: a repeated import stores
     nothing twice.
     """
     rows, is_text = _rows(path, columns, progress)
     for at, row in rows:
         try:
-            yield at, _event(path, at, row, columns, reward_range, scale, is_text)
+            item, name = _named(row, columns.item, ITEMS), _named(row, columns.reward, REWARDS)
+            reward = _reward(name, row[name], reward_range, scale)
+            event = {"action": row[item], "reward": reward, **_optional(row, columns, is_text)}
         except ValueError as error:
             skipped.add(str(error), at)
+            continue
+        content = msgspec.json.encode([path.name, at, row], order="deterministic", enc_hook=str)
+        event.setdefault("event_id", f"import-{hashlib.blake2b(content, digest_size=12).hexdigest()}")
+        yield at, event
 
 
 def _rows(path: Path, columns: FeedbackColumns, progress: Progress) -> tuple[Iterator[Line], bool]:
@@ -81,36 +86,23 @@ def _rows(path: Path, columns: FeedbackColumns, progress: Progress) -> tuple[Ite
     return ((at, dict(zip(source.names, cells, strict=True))) for at, cells in rows), source.is_text
 
 
-def _event(
-    path: Path,
-    at: int,
-    row: Mapping[str, Any],
-    columns: FeedbackColumns,
-    reward_range: tuple[float, float],
-    scale: tuple[float, float] | None,
-    is_text: bool,
-) -> dict[str, Any]:
-    item, reward_name = _named(row, columns.item, ITEMS), _named(row, columns.reward, REWARDS)
-    event: dict[str, Any] = {"action": row[item], "reward": _reward(reward_name, row[reward_name], reward_range, scale)}
-    user, time, event_id = row.get(columns.user), row.get(columns.time), row.get(columns.event_id)
-    if user is not None:
-        event["user"] = user
+def _optional(row: Mapping[str, Any], columns: FeedbackColumns, is_text: bool) -> dict[str, Any]:
+    """Return the optional fields of an event: all but its action and its reward."""
+    cells = {"user": row.get(columns.user), "event_id": row.get(columns.event_id)}
+    event = {name: cell for name, cell in cells.items() if cell is not None}
+    time = row.get(columns.time)
     if time is not None:
         event["time"] = _time(columns.time, value_of(time) if isinstance(time, str) else time)
     context = {name: row[name] for name in columns.context if row.get(name) is not None}
     if is_text:
         context = {name: value_of(cell) for name, cell in context.items()}
-    if not is_text and isinstance(row.get("context"), dict):
+    elif isinstance(row.get("context"), dict):
         context = {**row["context"], **context}
-    if context:
-        event["context"] = context
-    content = msgspec.json.encode([path.name, at, row], order="deterministic", enc_hook=str)
-    unique_id = event_id if event_id is not None else f"import-{hashlib.blake2b(content, digest_size=12).hexdigest()}"
-    return {**event, "event_id": unique_id}
+    return {**event, "context": context} if context else event
 
 
 def _named(row: Mapping[str, Any], name: str | None, usual: Sequence[str]) -> str:
-    """Return the name of a column that a row has something in."""
+    """Return the name of a column that is not empty in a row."""
     names = usual if name is None else (name,)
     column = next((each for each in names if row.get(each) is not None), None)
     if column is None:
@@ -138,9 +130,3 @@ def _time(name: str, value: Any) -> float:
         return seconds_of(value.isoformat() if hasattr(value, "isoformat") else value)
     except ValueError:
         raise ValueError(f"{name} must be seconds since 1970 or a time such as 2026-12-24T18:00:00Z") from None
-
-
-def batches(events: Iterator[Line]) -> Iterator[list[Line]]:
-    """Yield events with their lines, as many as fit into one call."""
-    while batch := [*islice(events, BATCH)]:
-        yield batch

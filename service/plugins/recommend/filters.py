@@ -1,7 +1,7 @@
 """Filters over attributes of items: ``{"category": ["drama", "comedy"], "price": {"max": 20}, "sale": true}``.
 
-All conditions must hold. A value stands for itself, a list for any of its values; an object has ``min`` and ``max``,
-which may be equalled, or ``exists``. Of an attribute that is an array, one value must do.
+All conditions must hold. A value must be equal, a list must contain the value; an object has ``min`` and ``max``, both
+inclusive, or ``exists``. For an array attribute, one of its values must satisfy the condition.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ RULES = ("min", "max", "exists")
 
 
 def matching(items: Items, conditions: dict[str, Any]) -> Array:
-    """Return which rows satisfy a filter; refuse one that the catalogue cannot answer."""
+    """Return which rows satisfy a filter; refuse one that does not fit the catalogue's attributes."""
     if len(conditions) > MOST_CONDITIONS:
         raise invalid(f"filter must have at most {MOST_CONDITIONS} conditions, got {len(conditions)}", "filter")
     mask = np.ones(len(items.ids), np.bool_)
@@ -44,7 +44,6 @@ def _holds(column: Column, condition: Any, target: str, size: int) -> Array:
     values = condition if isinstance(condition, list) else [condition]
     if not 1 <= len(values) <= MOST_VALUES:
         raise invalid(f"{target} must have 1 to {MOST_VALUES} values, got {len(values)}", target)
-    mask = np.zeros(size, np.bool_)
     for value in values:
         if isinstance(value, str | bool):
             _check_kind(column, target, value, are_words=True)
@@ -55,14 +54,10 @@ def _holds(column: Column, condition: Any, target: str, size: int) -> Array:
             kind = "null" if value is None else "an array or object"
             raise invalid(f"{target} must be text, numbers or true and false, got {kind}", target)
     numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
-    if numbers and column.numbers:
-        equal = np.isin(np.frombuffer(column.numbers, np.float64), numbers)
-        mask[np.frombuffer(column.number_rows, np.int32)[equal]] = True
     codes = [column.words[value] for value in values if isinstance(value, str | bool) and value in column.words]
-    if codes:
-        matches = np.zeros(len(column.words), np.bool_)
-        matches[codes] = True
-        mask[np.frombuffer(column.word_rows, np.int32)[matches[np.frombuffer(column.codes, np.int32)]]] = True
+    mask = np.zeros(size, np.bool_)
+    mask[np.asarray(column.number_rows)[np.isin(column.numbers, numbers)]] = True
+    mask[np.asarray(column.word_rows)[np.isin(column.codes, codes)]] = True
     return mask
 
 
@@ -73,10 +68,9 @@ def _check_size(number: float, target: str) -> None:
 
 
 def _check_kind(column: Column, target: str, value: Any, *, are_words: bool) -> None:
-    """Refuse a text where an attribute has numbers only, and the other way round."""
+    """Refuse text for an attribute that has numbers only, and numbers for one that has text only."""
     if are_words and not column.codes and column.numbers:
-        numbers = np.frombuffer(column.numbers, np.float64)
-        has = f"numbers from {numbers.min():g} to {numbers.max():g}"
+        has = f"numbers from {min(column.numbers):g} to {max(column.numbers):g}"
         raise invalid(f"{target} must be a number, got {str(value)[:100]!r}; the catalogue has {has}", target)
     if not are_words and not column.numbers and column.codes:
         raise invalid(f"{target} must be one of its values, got {value}; it has {most_common(column)}", target)
@@ -92,8 +86,7 @@ def _by_rules(column: Column, rules: dict[str, Any], target: str, size: int) -> 
         if not isinstance(rules["exists"], bool) or len(rules) > 1:
             raise invalid(f"{target}.exists must be true or false, and alone, got {rules['exists']!r}", target)
         for rows in (column.word_rows, column.number_rows):
-            if rows:
-                mask[np.frombuffer(rows, np.int32)] = True
+            mask[np.asarray(rows)] = True
         return mask if rules["exists"] else ~mask
     bounds = [rules.get("min", -np.inf), rules.get("max", np.inf)]
     for name, bound in zip(("min", "max"), bounds, strict=True):
@@ -104,26 +97,25 @@ def _by_rules(column: Column, rules: dict[str, Any], target: str, size: int) -> 
     if not column.numbers:
         message = f"{target} must be one of its values, as it has no numbers to compare"
         raise invalid(f"{message}; it has {most_common(column)}", target)
-    numbers = np.frombuffer(column.numbers, np.float64)
-    mask[np.frombuffer(column.number_rows, np.int32)[(numbers >= bounds[0]) & (numbers <= bounds[1])]] = True
+    numbers = np.asarray(column.numbers)
+    mask[np.asarray(column.number_rows)[(numbers >= bounds[0]) & (numbers <= bounds[1])]] = True
     return mask
 
 
 def most_common(column: Column) -> str:
-    """Return the values that most items have, for a message."""
+    """Return the most frequent values, for a message."""
     words = [*column.words]
     return shown([words[code] for code, _ in Counter(column.codes).most_common(11)])
 
 
 def nothing_left(items: Items, conditions: dict[str, Any]) -> ApiError:
-    """Return the refusal of a filter that leaves no item, which says what there is."""
+    """Return the refusal of a filter without matches; its message lists existing values."""
     about = []
     for name in conditions:
         column = items.columns.get(name)
         if column is not None and column.codes:
             about.append(f"{name} has {most_common(column)}")
         elif column is not None and column.numbers:
-            numbers = np.frombuffer(column.numbers, np.float64)
-            about.append(f"{name} is from {numbers.min():g} to {numbers.max():g}")
+            about.append(f"{name} is from {min(column.numbers):g} to {max(column.numbers):g}")
     message = f"filter and exclude must leave an item that may be shown, got none of {len(items.rows)}"
     return ApiError(422, "no_candidates", "; ".join([message, *about]), "filter")

@@ -1,7 +1,8 @@
-"""Items of files: JSON lines, CSV and Parquet, in batches that one call may have."""
+"""Items from files: JSON lines, CSV and Parquet, in batches of the size of one call."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,10 @@ Item = tuple[str, dict[str, Any]]  # its id and its features
 def read_items(
     path: Path, id_column: str = "id", lists: Mapping[str, str] | None = None, progress: Progress = ignore_progress
 ) -> Iterator[Item]:
-    """Yield the items of a file. ``lists`` are columns that hold several values, with what is between these.
+    """Yield the items of a file. ``lists`` maps columns with several values to their separator.
 
-    A line of JSON is ``{"id", "features"}``, or the features with the id among them. In a CSV file, what reads as a
-    number is one, ``true`` and ``false`` are truth values, and an empty cell is left out.
+    A line of JSON is ``{"id", "features"}``, or the features including the id. In a CSV file, cells that parse as
+    numbers are numbers, ``true`` and ``false`` are booleans, and empty cells are left out.
     """
     lists = lists or {}
     if is_table(path):
@@ -54,7 +55,7 @@ def _rows(path: Path, id_column: str, lists: Mapping[str, str], progress: Progre
 
 
 def _split(features: dict[str, Any], lists: Mapping[str, str]) -> dict[str, Any]:
-    """Return features with the columns that hold several values as arrays."""
+    """Return features in which columns with several values are arrays."""
     return {
         name: [word for word in value.split(lists[name]) if word] if name in lists and isinstance(value, str) else value
         for name, value in features.items()
@@ -62,7 +63,7 @@ def _split(features: dict[str, Any], lists: Mapping[str, str]) -> dict[str, Any]
 
 
 def _checked(at: str, features: dict[str, Any]) -> dict[str, Any]:
-    """Return features; refuse those whose attributes with a meaning cannot be read."""
+    """Return features; refuse those with an invalid special attribute."""
     try:
         read_meaning(features)
     except ValueError as error:
@@ -71,18 +72,18 @@ def _checked(at: str, features: dict[str, Any]) -> dict[str, Any]:
 
 
 def value_of(cell: str) -> Any:
-    """Return what a cell of a text file means."""
+    """Return the value of a cell in a text file."""
     if cell in ("true", "false", "True", "False"):
         return cell in ("true", "True")
     try:
         number = float(cell)
     except ValueError:
         return cell
-    return cell if number != number or number in (float("inf"), -float("inf")) else number
+    return number if math.isfinite(number) else cell
 
 
 def batches(items: Iterator[Item]) -> Iterator[dict[str, dict[str, Any]]]:
-    """Yield items by id, as many as fit into one call; of an id that comes twice, the last one counts."""
+    """Yield items by id, as many as fit into one call; if an id is repeated, the last one counts."""
     batch: dict[str, dict[str, Any]] = {}
     n_bytes = 0
     for name, features in items:

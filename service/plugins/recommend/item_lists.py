@@ -1,8 +1,8 @@
-"""Lists of items for everybody: those that earned most, and those like another one.
+"""Lists of items for all users: popular items, and items similar to another one.
 
-Items are alike by the features they have in common, and by what the shared model learned of them. A feature counts the
-more, the fewer items have it and the more it moves the expected reward. The score of an item is the share of what it
-and the other one have together that both have, in (0, 1], times how close their expected rewards are, from 1/2 to 1.
+Similarity depends on common features and on the shared model. A feature has a larger weight if fewer items have it and
+if it moves the expected reward further. An item's score is the weight of the features that both items have, as a share
+of those that either has, in (0, 1], times a factor from 1/2 to 1 for how close their expected rewards are.
 Expected rewards are those of the shared model in an empty context, where numbers are at their mean.
 """
 
@@ -17,9 +17,10 @@ import numpy as np
 from fedres.checks import Array
 from fedres.decisions.kalman_rows import Rows
 from fedres.decisions.kalman_state import Shared
-from fedres.scoring.features import Hashed, Named
+from fedres.scoring.features import Hashed
 from service.errors import ApiError
 from service.models.published import Loop
+from service.plugins.recommend.drawing import empty_context
 from service.plugins.recommend.earnings import FRESH_SECONDS, best_rows
 from service.plugins.recommend.items import Items, shown
 from service.plugins.recommend.recommender import Recommender
@@ -45,7 +46,7 @@ class Popular(msgspec.Struct):
 
 
 async def popular(recommender: Recommender, name: str, n: int, seconds: float) -> Popular:
-    """Return the items with the highest mean reward; those that earned nothing yet are at the mean of all."""
+    """Return the items with the highest mean reward; items without rewards have the mean of all."""
     earned = await recommender.earnings.scores(name, seconds)
     _, items = await recommender.items(name)
     scores, boosts = earned.of(items), items.boosts.used
@@ -71,15 +72,15 @@ class Similar(msgspec.Struct):
     by: str  # model, where that has learned something; else features; else popularity
 
 
-class Comparison(NamedTuple):
-    """What all items of a loop are compared by, for some seconds."""
+class ItemComparison(NamedTuple):
+    """The data for comparing all items of a loop, cached for some seconds."""
 
     until: float
     items: Items
     n_rows: int
     weights: Array  # of the feature at each place of the rows
     totals: Array  # of each row
-    rewards: Array | None  # that are expected of each row, from 0 to 1; None where nothing is learned
+    rewards: Array | None  # expected rewards of the rows, from 0 to 1; None if nothing was learned
 
 
 class Similarity:
@@ -87,10 +88,10 @@ class Similarity:
 
     def __init__(self, context: RankerContext, recommender: Recommender) -> None:
         self._context, self._recommender = context, recommender
-        self._comparisons: dict[str, Comparison] = {}  # by loop
+        self._comparisons: dict[str, ItemComparison] = {}  # by loop
 
     async def similar(self, name: str, item: str, n: int) -> Similar:
-        """Return the items that are most like another one; those that nothing tells apart are sorted by popularity."""
+        """Return the items that are most similar to another one; ties are sorted by popularity."""
         await self._context.until_compiled()
         loop, items = await self._recommender.items(name)
         if item not in items.rows:
@@ -98,7 +99,7 @@ class Similarity:
             message = f"item {item[:100]!r} is not in the catalogue, which has {there}; PUT /v1/actions adds items"
             raise ApiError(404, "unknown_item", message, "item")
         earned = await self._recommender.earnings.scores(name)
-        loop, items = await self._recommender.items(name)  # as they are now
+        loop, items = await self._recommender.items(name)  # the current ones
         if item not in items.rows:
             raise ApiError(404, "unknown_item", f"item {item[:100]!r} was retired just now", "item")
         compared, row, popular = self._compared_by(name, loop, items), items.rows[item], earned.of(items)
@@ -116,20 +117,16 @@ class Similarity:
             by if rewards is None else "model",
         )
 
-    def _compared_by(self, name: str, loop: Loop, items: Items) -> Comparison:
+    def _compared_by(self, name: str, loop: Loop, items: Items) -> ItemComparison:
         compared, now = self._comparisons.get(name), monotonic()
         if compared is None or now >= compared.until or compared.items is not items or compared.n_rows != items.n_rows:
-            compared = self._comparisons[name] = _compared_by(loop, items, self._empty(), now + FRESH_SECONDS)
+            context = empty_context(self._context.preparer)
+            compared = self._comparisons[name] = _compared_by(loop, items, context, now + FRESH_SECONDS)
         return compared
 
-    def _empty(self) -> Hashed:
-        [context] = self._context.preparer.hash_all([Named("context", None, b"{}")])
-        assert isinstance(context, Hashed)
-        return context
 
-
-def _compared_by(loop: Loop, items: Items, context: Hashed, until: float) -> Comparison:
-    """Return weights of features and expected rewards as they are now."""
+def _compared_by(loop: Loop, items: Items, context: Hashed, until: float) -> ItemComparison:
+    """Return the current weights of features and expected rewards."""
     numbers, keys, fields = items.distinct_features()
     first, counts = items.features()[2][:-1], np.bincount(numbers, minlength=keys.size)
     weight, rewards = np.log((len(items.rows) + 1) / np.maximum(counts, 1)).clip(0), None
@@ -144,11 +141,11 @@ def _compared_by(loop: Loop, items: Items, context: Hashed, until: float) -> Com
             weight = weight * (1 + effects / (effects.mean() or 1.0))
     weights = weight[numbers]
     weights[first] = 0.0  # of ids, which no two items have in common
-    return Comparison(until, items, items.n_rows, weights, np.add.reduceat(weights, first), rewards)
+    return ItemComparison(until, items, items.n_rows, weights, np.add.reduceat(weights, first), rewards)
 
 
-def in_common(compared: Comparison, items: Items, row: int) -> Array:
-    """Return of each item which share of the features that it or the one in a row has, both have; by weight."""
+def in_common(compared: ItemComparison, items: Items, row: int) -> Array:
+    """Return each item's weighted share of common features, among those that it or the item in ``row`` has."""
     numbers, starts = items.distinct_features()[0], items.features()[2]
     is_own = np.zeros(numbers.max() + 1, np.bool_)
     is_own[numbers[starts[row] + 1 : starts[row + 1]]] = True

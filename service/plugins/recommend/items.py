@@ -1,7 +1,7 @@
-"""The items of a loop's catalogue as a ranker has them ready: features in rows, attributes in columns.
+"""A ranker's prepared items of a loop's catalogue: features in rows, attributes in columns.
 
-An item that changes gets a new row, and its old one is dead; once most are, the others move together. So a change costs
-what it changes, and a decision looks nothing up.
+A changed item gets a new row, and its old row is dead; once most rows are dead, the others move together. So the cost
+of a change is in proportion to its size, and decisions need no lookups.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from fedres.scoring.features import Hashed, Named, Preparer
 from service.item_attributes import Meaning, read_meaning
 from service.models.catalogue import CatalogueCopy
 
-STEP = 500  # items that are taken in at once, which takes some milliseconds
+STEP = 500  # items added at once, which takes some milliseconds
 LARGEST = sys.float_info.max
-SPARE_ROWS = 1_000  # dead ones that may be there beside as many as there are items
+SPARE_ROWS = 1_000  # dead rows allowed in addition to the number of items
 
 _decode = msgspec.json.Decoder().decode
 
@@ -42,10 +42,10 @@ class Column:
             self.codes.append(self.words.setdefault(value, len(self.words)))
         elif isinstance(value, int | float):
             self.number_rows.append(row)
-            self.numbers.append(as_float(value))
+            self.numbers.append(min(max(value, -LARGEST), LARGEST))  # JSON's integers may exceed any float
 
     def move(self, places: Array) -> None:
-        """Give rows other places; those at −1 are gone."""
+        """Move rows to other places; those with place −1 are dropped."""
         self.word_rows, kept = _moved(self.word_rows, places)
         self.codes = array("i", np.array(self.codes, np.int32)[kept].tobytes())
         self.number_rows, kept = _moved(self.number_rows, places)
@@ -53,7 +53,7 @@ class Column:
 
 
 def _moved(rows: array[int], places: Array) -> tuple[array[int], Array]:
-    """Return where rows are now, without those that are gone, and which of them are left."""
+    """Return the new places of rows, without the dropped ones, and which of them remain."""
     moved = places[np.array(rows, np.int32)]
     kept = moved >= 0
     return array("i", moved[kept].astype(np.int32).tobytes()), kept
@@ -85,7 +85,7 @@ class Growing:
 
 
 class Items:
-    """All items of one catalogue, as far as they are taken in."""
+    """All items of one catalogue that were added so far."""
 
     def __init__(self, catalogue: CatalogueCopy, preparer: Preparer) -> None:
         self.catalogue, self._preparer = catalogue, preparer
@@ -115,7 +115,7 @@ class Items:
         return bool(self._changed)
 
     def take_some(self) -> None:
-        """Take in some of what has changed."""
+        """Add some of the changed items."""
         names = [name for name, _ in zip(self._changed, range(STEP), strict=False)]
         for name in names:
             del self._changed[name]
@@ -153,7 +153,7 @@ class Items:
         self._number(hashes, fields)
 
     def _number(self, hashes: Array, fields: Array) -> None:
-        """Give features their numbers."""
+        """Assign numbers to features."""
         n = self._keys.size
         keys, key_fields = self._keys.reserve(hashes.size), self._key_fields.reserve(hashes.size)
         if 2 * (n + hashes.size) > self._table.size:
@@ -198,7 +198,7 @@ class Items:
             if attribute.word_rows or attribute.number_rows:
                 self.columns[name] = attribute
 
-    # What a decision needs
+    # For decisions
 
     @property
     def n_rows(self) -> int:
@@ -242,11 +242,6 @@ class Items:
         return self.alive.used & self.available.used & (self.expires.used > now)
 
 
-def as_float(number: float) -> float:
-    """Return a number of JSON, where whole numbers may be larger than any float."""
-    return float(min(max(number, -LARGEST), LARGEST))
-
-
 def attributes(features: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the attributes of an item: those in objects have names with a point, those in arrays come several times."""
     for name, value in features.items() if isinstance(features, dict) else ():
@@ -272,6 +267,6 @@ def _side_by_side(row: Hashed) -> Hashed:
 
 
 def shown(values: Iterable[Any], most: int = 10) -> str:
-    """Return some values for a message."""
+    """Return some of the values, for a message."""
     some = [str(value) for value in values]
     return ", ".join(some[:most]) + (f" and {len(some) - most} more" if len(some) > most else "")

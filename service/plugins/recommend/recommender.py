@@ -1,4 +1,4 @@
-"""The story of a page: candidates of the catalogue are scored together and drawn for one place after the other.
+"""How pages are made: candidates of the catalogue are scored together and drawn for one place after the other.
 
 Each place is an ordinary decision with an event of its own, ``page~1``, ``page~2``, ...; all are stored together.
 """
@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any
 
-import msgspec
+from msgspec import Meta, Raw, Struct, field
 
 from fedres.checks import Array
 from fedres.event_ids import new_event_id
@@ -24,7 +25,6 @@ from service.log.records import (
     CatalogueReference,
     DecisionExample,
     Entry,
-    Example,
     LoggedRank,
     Place,
     RecommendBody,
@@ -32,22 +32,59 @@ from service.log.records import (
     decode_rank,
     encode,
 )
+from service.models.protocol import Explained
 from service.models.published import Loop
-from service.plugins.recommend.drawing import Drawn, User, draw_places
+from service.plugins.recommend.drawing import Drawn, draw_places
 from service.plugins.recommend.earnings import Earnings
 from service.plugins.recommend.filters import matching, nothing_left
 from service.plugins.recommend.items import Items
-from service.plugins.recommend.requests import RecommendedItem, RecommendRequest, RecommendResult
-from service.rank.decide import CONTROL, HELD, NO_KEY, NO_MEMORY, invalid_features
+from service.rank.decide import CONTROL, HELD, NO_KEY, invalid_features, joined
 from service.rank.explaining import explain_all
-from service.rank.pinned import ensure_pinned
 from service.rank.ranker import Ranker, RankerContext
-from service.rank.requests import Action, Prepared, RankRequest, check_id
+from service.rank.requests import Action, Features, Id, PreparedRequest, RankRequest, check_id
 from service.rank.slots import LONGEST_CALL_ID, events_of
 
+MOST_PLACES = 100
+LONGEST_SEEN = 365 * 86_400.0  # seconds
 MOST_PAIRS = 20_000_000  # features of the context times features of all items
 MOST_SEEN = 1_000  # of a user's newest events, whose items are left out
-NOBODY = "exclude_seen must come with a user, got none"
+
+
+Seconds = Annotated[float, Meta(gt=0, le=LONGEST_SEEN)]
+
+
+class RecommendRequest(Struct, kw_only=True, forbid_unknown_fields=True):
+    """A request for the best items of the catalogue, for a user in a context."""
+
+    n: Annotated[int, Meta(ge=1, le=MOST_PLACES)] = 10
+    user: Id | None = None
+    context: Features = field(default_factory=lambda: Raw(b"{}"))
+    filter: dict[str, Any] = field(default_factory=dict)
+    exclude: list[Id] = field(default_factory=list)
+    exclude_seen: bool | Seconds = False  # what the user was shown, ever or within so many seconds
+    event_id: Annotated[str, Meta(min_length=1, max_length=LONGEST_CALL_ID)] | None = None
+    defer: bool = False
+    explain: bool = False
+
+
+class RecommendedItem(Struct, omit_defaults=True):
+    """An item in its place; its reward goes to ``event_id``."""
+
+    id: str
+    event_id: str
+    score: float  # the reward that is expected of it
+    probability: float  # of this item in this place, conditional on the previous ones
+    arm: str | None = None  # control, treatment or held, where the loop has a control group
+
+
+class RecommendResult(Struct, omit_defaults=True):
+    """The items of a page, in the order of their places."""
+
+    event_id: str
+    items: list[RecommendedItem]
+    candidates: int  # items that filter, exclusions and availability left
+    model_version: int
+    explanations: list[Explained] | None = None
 
 
 class Recommender:
@@ -59,7 +96,7 @@ class Recommender:
         self.earnings = Earnings(context)
 
     async def items(self, name: str) -> tuple[Loop, Items]:
-        """Return a loop and its items, once all that are published are taken in; others have their turn meanwhile."""
+        """Return a loop and its items, once all published ones are added; other requests run meanwhile."""
         while True:
             loop = self._context.loop(name)
             items = self._items.get(name)
@@ -79,7 +116,7 @@ class Recommender:
             logged = await self._ranker.logged_ranks(name, events_of(page, request.n))
             if logged:
                 return repeated(request, page, logged)
-        await ensure_pinned(self._context, name)
+        await self._context.ensure_pinned(name)
         seen = await self._seen(name, request)
         earned = None if self._context.loop(name).n_learned else await self.earnings.scores(name)
         loop, items = await self.items(name)
@@ -89,17 +126,15 @@ class Recommender:
         at = self._now()
         allowed = self._candidates(items, request, seen, at)
         popular = earned.of(items) if earned is not None and earned.n_events and not loop.n_learned else None
-        asked = Asked(
+        source = Asked(
             request.n, min(request.n, int(allowed.sum())), loop.view.catalogue_version, round(at * 1e6),
-            msgspec.Raw(encode(request.filter)), request.exclude, request.exclude_seen, seen, popular is not None,
+            Raw(encode(request.filter)), request.exclude, request.exclude_seen, seen, popular is not None,
         )  # fmt: skip
-        events = events_of(page, asked.places)
-        memory = self._context.models.memory
-        user = User(request.user, loop, NO_MEMORY if memory is None else memory.words)
-        drawn = draw_places(loop, items, context, user, allowed, events, popular)
+        events = events_of(page, source.places)
+        drawn = draw_places(loop, items, context, request.user, self._context.models, allowed, events, popular)
         records = [
-            _record(loop, items, request, context, event, place, each, asked if place == 1 else None)
-            for place, (event, each) in enumerate(zip(events, drawn, strict=True), 1)
+            _record(loop, items, request, context, event, each, Place(k, each.candidates, None if k > 1 else source))
+            for k, (event, each) in enumerate(zip(events, drawn, strict=True), 1)
         ]
         result = RecommendResult(
             page,
@@ -118,7 +153,7 @@ class Recommender:
         if request.explain:
             actions = [Action(item.id) for item in result.items]
             same = RankRequest(actions=actions, context=request.context, user=request.user)
-            prepared = Prepared(same, page, rows, [], 0.0, NO_KEY)
+            prepared = PreparedRequest(same, page, rows, [], 0.0, NO_KEY)
             result.explanations = await explain_all(prepared, self._context.loop(name), self._context.models)
         return result
 
@@ -133,7 +168,7 @@ class Recommender:
         return context
 
     def _candidates(self, items: Items, request: RecommendRequest, seen: Sequence[str], now: float) -> Array:
-        """Return which rows may be drawn; refuse if there is none."""
+        """Return which rows may be drawn; refuse the request if there are none."""
         allowed = items.showable(now)
         if request.filter:
             allowed &= matching(items, request.filter)
@@ -147,12 +182,12 @@ class Recommender:
         return allowed
 
     async def _seen(self, name: str, request: RecommendRequest) -> list[str]:
-        """Return what a user was shown, the newest of it."""
+        """Return the items most recently shown to a user."""
         seconds, user = request.exclude_seen, request.user
         if seconds is False:
             return []
         if user is None:
-            raise invalid(NOBODY, "exclude_seen")
+            raise invalid("exclude_seen must come with a user, got none", "exclude_seen")
         created_at = self._context.loop(name).view.created_at
         first = 0 if seconds is True else round((self._now() - seconds) * 1e6)
         return await self._context.look_up(lambda log: _shown_to(log, name, user, created_at, first))
@@ -166,19 +201,12 @@ def _check(request: RecommendRequest) -> None:
 
 
 def _record(
-    loop: Loop,
-    items: Items,
-    request: RecommendRequest,
-    context: Hashed,
-    event: str,
-    place: int,
-    drawn: Drawn,
-    asked: Asked | None,
+    loop: Loop, items: Items, request: RecommendRequest, context: Hashed, event: str, drawn: Drawn, place: Place
 ) -> Record:
-    """Return what is logged of a place: a body for readers, and an example for the learner."""
+    """Return the log record of a place: a body for readers, and an example for the learner."""
     name = items.ids[drawn.row]
     body = RecommendBody(
-        msgspec.Raw(bytes(request.context) or EMPTY),
+        Raw(bytes(request.context) or EMPTY),
         [loop.references.get(name) or CatalogueReference(name, 0)],
         0,
         [drawn.probability],
@@ -188,13 +216,13 @@ def _record(
         deferred=request.defer,
         arm=drawn.arm,
         policy_action=0 if drawn.agreed else None,
-        page=Place(place, drawn.candidates, asked),
+        page=place,
     )
     taken, is_control = items.features_of(drawn.row), drawn.arm in (CONTROL, HELD)
     example = DecisionExample(
-        Example(context.hashes + taken.hashes, context.values + taken.values, context.size, taken.fields),
+        joined(context, taken),
         body.settings,
-        0.0,  # nothing is known of a baseline
+        0.0,  # no baseline
         request.defer,
         drawn.agreed,
         is_control,
@@ -204,7 +232,7 @@ def _record(
 
 
 def _shown_to(log: Log, loop: str, user: str, created_at: int, first: int) -> list[str]:
-    """Return the items of a user's newest events from a time on, feedback too, each once."""
+    """Return the items of a user's newest events since a time, including feedback, each once."""
     entries = [entry for entry in log.newest_of(loop, user, MOST_SEEN) if entry.kind == RANK]
     bodies = [(entry, decode_rank(entry.body)) for entry in entries if entry.position > created_at]
     shown = [body for entry, body in bodies if (body.happened or entry.time) >= first]
@@ -214,27 +242,26 @@ def _shown_to(log: Log, loop: str, user: str, created_at: int, first: int) -> li
 def repeated(
     request: RecommendRequest, page: str, ranks: Mapping[str, tuple[Entry, LoggedRank]]
 ) -> RecommendResult:  # fmt: skip
-    """Return the logged answer to a request that is the same as the one it was given for."""
+    """Return the logged reply to a repeated request; refuse a different request with this event id."""
     events = events_of(page, request.n)
+    message = f"event_id {page!r} was already used with a different request"
+    different = ApiError(409, "event_exists", message, "event_id")
     entry, first = ranks.get(events[0], (None, None))
-    asked = first.page.asked if first is not None and first.page is not None else None
+    if entry is None or first is None or first.page is None or first.page.asked is None:
+        raise different
+    source = first.page.asked
     same = (
-        entry is not None
-        and first is not None
-        and asked is not None
-        and asked.n == request.n
+        source.n == request.n
         and entry.user == request.user
         and bytes(first.context) == (bytes(request.context) or EMPTY)
         and first.deferred == request.defer
-        and asked.exclude == request.exclude
-        and asked.exclude_seen == request.exclude_seen
-        and bytes(asked.filter) == encode(request.filter)
-        and all(event in ranks for event in events[: asked.places])
+        and source.exclude == request.exclude
+        and source.exclude_seen == request.exclude_seen
+        and bytes(source.filter) == encode(request.filter)
     )
-    if not same or first is None or asked is None or first.page is None:
-        message = f"event_id {page!r} was already used with a different request"
-        raise ApiError(409, "event_exists", message, "event_id")
-    logged = [(event, ranks[event][1]) for event in events[: asked.places]]
+    if not same or not ranks.keys() >= {*events[: source.places]}:
+        raise different
+    logged = [(event, ranks[event][1]) for event in events[: source.places]]
     items = [
         RecommendedItem(body.actions[0].id, event, body.scores[0], body.probabilities[0], body.arm)
         for event, body in logged

@@ -1,4 +1,4 @@
-"""What callers ask for and send: recommended items, popular and similar ones, feedback."""
+"""Routes of recommendations, of popular and similar items, and of feedback."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from service.log.records import encode
 from service.plugins.recommend.earnings import WINDOW
 from service.plugins.recommend.feedback import Feedback, FeedbackRequest, FeedbackStored
 from service.plugins.recommend.item_lists import LONGEST_WINDOW, Popular, Similar, Similarity, popular
-from service.plugins.recommend.recommender import Recommender
-from service.plugins.recommend.requests import MOST_PLACES, RecommendRequest, RecommendResult
+from service.plugins.recommend.recommender import MOST_PLACES, Recommender, RecommendRequest, RecommendResult
 
 Loop = Annotated[str, Depends(loop_of)]
 

@@ -1,4 +1,4 @@
-"""What is read off the log: lift, figures over time, evaluations, the dashboard, guardrails, ``fedres report``."""
+"""Reports on the log: lift, statistics over time, evaluations, the dashboard, guardrails, ``fedres report``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``fedres report``: what the log of a loop shows, in words or as one file for a browser."""
+"""``fedres report``: a report on a loop's log, as text or as one file for a browser."""
 
 from __future__ import annotations
 
@@ -7,8 +7,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.cli.serve import DEFAULT_FOLDER, DEFAULT_STORE, Folder, Store
-from service.console import JsonFile, check_writable, console, one_line_errors, write_json
+from service.console import (
+    DEFAULT_FOLDER,
+    DEFAULT_STORE,
+    Folder,
+    JsonFile,
+    Store,
+    check_writable,
+    console,
+    one_line_errors,
+    write_json,
+)
 from service.plugins.tools.commands import opened_log
 
 if TYPE_CHECKING:
@@ -26,8 +35,8 @@ def report(
     """Summarize a loop: lift, policy estimates, alarms. Works while the service runs."""
     import msgspec
 
-    from service.log.direct import live_loop
     from service.log.opening import store_at
+    from service.log.protocol import live_loop
     from service.plugins.reports.page import report_page
     from service.plugins.reports.reader import LoopReaders
 

@@ -1,10 +1,10 @@
-"""Devices of a loop, as its log shows them: when each uploaded last, and how old the model was that it used."""
+"""Devices of a loop, from its log: the time of each one's last upload, and the age of the model it used."""
 
 from __future__ import annotations
 
 import msgspec
 
-from service.log.records import JOIN, RESIDUAL, UPDATE, Entry, decode_update, read_residual
+from service.log.records import RESIDUAL, UPDATE, Entry, decode_update, read_residual
 from service.times import DAY, HOUR, iso_time
 
 MOST_LISTED = 100
@@ -36,13 +36,13 @@ class DeviceSummary(msgspec.Struct):
 
 
 class DeviceLog:
-    """Takes records in order."""
+    """Collects devices from records of uploads and joins, in order."""
 
     def __init__(self) -> None:
         self._seen: dict[str, tuple[int, int, int | None]] = {}  # time, uploads, lag; the newest device is last
 
     def take(self, entry: Entry) -> None:
-        if entry.kind not in (RESIDUAL, UPDATE, JOIN) or entry.user is None:
+        if entry.user is None:
             return
         _, n, lag = self._seen.pop(entry.user, (0, 0, None))
         version = _version(entry)
@@ -51,7 +51,7 @@ class DeviceLog:
         self._seen[entry.user] = entry.time, n, lag
 
     def summary(self, now: int) -> DeviceSummary | None:
-        """Return counts, None where there are no devices."""
+        """Return counts, None without devices."""
         seen = [*self._seen.values()]
         lags = sorted(lag for _, _, lag in seen if lag is not None)
         if not seen:
@@ -70,7 +70,7 @@ class DeviceLog:
 
 
 def _version(entry: Entry) -> int | None:
-    """Return which model an upload was made with."""
+    """Return the version of the model that an upload was made with."""
     if entry.kind == RESIDUAL and entry.example is not None:
         return read_residual(entry.example).version
     return decode_update(entry.body).version if entry.kind == UPDATE and entry.body else None

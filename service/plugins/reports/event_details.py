@@ -1,4 +1,4 @@
-"""The details of an event: what was decided and why, all that was logged about it, and its reward."""
+"""The details of an event: the decision and its explanation, all records about it, and its reward."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from service.errors import ApiError
 from service.log.protocol import Log
 from service.log.records import RANK, REWARD, Entry, decode_rank, decode_reward
 from service.models.protocol import Explained
-from service.rank.decide import logged_decision, n_explained_pairs, prepare
-from service.rank.explaining import explain_all
+from service.rank.decide import logged_decision, prepare
+from service.rank.explaining import explain_all, n_explained_pairs
 from service.rank.ranker import RankerContext
 from service.rank.requests import Action, Ranked, RankRequest
 
@@ -36,7 +36,7 @@ class EventDetails(msgspec.Struct):
     event: dict[str, Any]
     ranking: list[Ranked]
     records: list[EventRecord]
-    explanations: list[Explained]  # by the models as they are now; empty where there are too many features
+    explanations: list[Explained]  # by the current models; empty with too many features
 
 
 class UserDecisions(msgspec.Struct):
@@ -47,7 +47,7 @@ class UserDecisions(msgspec.Struct):
 
 
 async def event_details(context: RankerContext, loop: str, events: list[str]) -> list[EventDetails]:
-    """Return the details of those events that there are, in their order."""
+    """Return the details of existing events, in their order."""
     created_at = context.loop(loop).view.created_at
 
     def read(log: Log) -> list[tuple[dict[str, Any], list[Entry]]]:
@@ -79,9 +79,7 @@ def _record(entry: Entry) -> EventRecord:
 async def _explained(context: RankerContext, name: str, request: RankRequest) -> list[Explained]:
     loop = context.loop(name)
     [prepared] = prepare([request], loop, context.preparer)
-    if isinstance(prepared, ApiError):
-        return []
-    if loop.view.settings.crosses and n_explained_pairs(prepared) > EXPLAINED_PAIRS:
+    if isinstance(prepared, ApiError) or n_explained_pairs(prepared, loop) > EXPLAINED_PAIRS:
         return []
     await context.until_compiled()
     return await explain_all(prepared, loop, context.models)

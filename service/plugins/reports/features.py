@@ -1,4 +1,4 @@
-"""Features in the newest events: how much each says, and which say nothing or are no longer there."""
+"""Features in the newest events: their importance, and which ones are constant or gone."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from bandits.evaluation.importance import ACTION, flat_names, names_in, scored_c
 from service.admin.exporting import NO_FEATURES
 from service.log.records import LoggedRank
 
-SAMPLED = 2_000  # finished events whose features are looked at, the newest
-EVERY = 10  # of the events before those, one in so many is kept, to see what is gone
-GONE = 10  # events of these that must have had a feature
-CATALOGUED = 2_000  # actions of the catalogue that are looked at
+SAMPLED = 2_000  # newest finished events to analyze
+EVERY = 10  # of earlier events, one in so many is kept, to detect features that are gone
+GONE = 10  # of these events, how many must have had a feature that is gone
+CATALOGUED = 2_000  # actions of the catalogue to analyze
 MOST_FEATURES = 100
 
 
@@ -31,7 +31,7 @@ class Feature(msgspec.Struct):
     note: str  # constant, gone (it was in earlier events), never taken (only in the catalogue), or empty
 
 
-class Sample(NamedTuple):
+class FeatureSample(NamedTuple):
     """A finished decision with its features."""
 
     user: str | None
@@ -39,7 +39,7 @@ class Sample(NamedTuple):
     body: LoggedRank
 
     def row(self, catalogue: Mapping[str, msgspec.Raw]) -> dict[str, Any]:
-        """Return what ``bandits.evaluation.importance`` reads."""
+        """Return a row for ``bandits.evaluation.importance``."""
         taken = self.body.actions[self.body.action]
         features = taken.features or catalogue.get(taken.id, NO_FEATURES)
         action = {"id": taken.id, "features": msgspec.json.decode(features)}
@@ -48,14 +48,14 @@ class Sample(NamedTuple):
 
 
 class FeatureSamples:
-    """Keeps events; ``features`` says what they show."""
+    """Keeps events; ``features`` analyzes them."""
 
     def __init__(self) -> None:
-        self.newest: deque[Sample] = deque()
-        self._earlier: deque[Sample] = deque(maxlen=SAMPLED)
+        self.newest: deque[FeatureSample] = deque()
+        self._earlier: deque[FeatureSample] = deque(maxlen=SAMPLED)
         self._n_passed = 0
 
-    def add(self, sample: Sample) -> None:
+    def add(self, sample: FeatureSample) -> None:
         self.newest.append(sample)
         if len(self.newest) > SAMPLED:
             passed = self.newest.popleft()
@@ -64,7 +64,7 @@ class FeatureSamples:
                 self._earlier.append(passed)
 
     def features(self, catalogue: Mapping[str, msgspec.Raw]) -> list[Feature]:
-        """Return the most important features first, those that are not there any more last."""
+        """Return the features, the most important ones first, those that are gone last."""
         rows = [sample.row(catalogue) for sample in self.newest]
         present = []
         for kind, name, score, values in scored_columns(rows):

@@ -1,4 +1,4 @@
-"""Guardrails with ``revert``: a watch that lets the baseline decide once an outcome did what it must not."""
+"""Guardrails with ``revert``: a watch that lets the baseline decide once an outcome violates its guardrail."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pathlib import Path
 import msgspec
 
 from service.admin.admin import Admin
-from service.control_group import LONGEST_REASON
 from service.errors import ApiError
 from service.log.protocol import StoreUnavailable
 from service.plugins.reports.report import LoopReport
 from service.plugins.reports.reports import Reports
+from service.settings import LONGEST_REASON
 
 WATCH_SECONDS = 60.0  # between two looks
 
@@ -23,7 +23,7 @@ log = logging.getLogger("fedres.service")
 
 
 class Guardrails:
-    """Looks at all loops of a machine; ``sleep`` is a clock's."""
+    """Checks all loops of a machine; tests pass their own ``sleep``."""
 
     def __init__(
         self, admin: Admin, reports: Reports, sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
@@ -31,26 +31,26 @@ class Guardrails:
         self._admin, self._reports, self._sleep = admin, reports, sleep
 
     async def watch(self, lock: Path) -> None:
-        """Look every minute, on the one ranker of the machine that holds the lock; no failed look ends the watch."""
+        """Check every minute, on the one ranker of the machine that holds the lock; failed checks do not end it."""
         with open(lock, "ab") as file:
             while True:
                 await self._sleep(WATCH_SECONDS)
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     await self.check()
-                except BlockingIOError:  # another ranker looks
+                except BlockingIOError:  # another ranker watches
                     pass
                 except Exception:
                     log.exception("guardrails could not be checked")
 
     async def check(self) -> list[str]:
-        """Let the baseline decide in loops whose guardrails ask for it; return those loops."""
+        """Let the baseline decide in loops whose guardrails require it; return those loops."""
         reverted = []
         for loop in self._admin.loops():
             try:
                 if await self._revert_if_asked(loop):
                     reverted.append(loop)
-            except (ApiError, StoreUnavailable) as error:  # the next look may do better, and others have their turn
+            except (ApiError, StoreUnavailable) as error:  # the next check may succeed; other loops are checked now
                 log.warning("guardrails of loop %r could not be checked: %s", loop, error)
             except Exception:
                 log.exception("guardrails of loop %r could not be checked", loop)

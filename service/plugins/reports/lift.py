@@ -1,4 +1,4 @@
-"""What a loop's control group shows: treatment against control."""
+"""The lift of a loop: treatment against control."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from bandits.evaluation.intervals import Interval
 from bandits.evaluation.lift import Arm, Lift, lift, sample_ratio_is_wrong
-from service.control_group import Control
+from service.settings import Control
 from service.times import iso_time
 
 
@@ -49,10 +49,10 @@ class LiftReport(msgspec.Struct):
     baseline: str
     control: ArmReport
     treatment: ArmReport
-    absolute: Bounds | None  # treatment − control; null where there is not enough data
+    absolute: Bounds | None  # treatment − control; null without enough data
     relative: Bounds | None  # as a share of control
     sentence: str  # the same in words
-    missing: str | None  # what there is not enough of
+    missing: str | None  # the data that are missing
     sample_ratio_is_wrong: bool  # users were not split as the share says: distrust all of this
     variance_left: float  # share of the variance that users' earlier rewards do not explain
     more_users: int | None  # until the absolute interval is half as wide
@@ -61,7 +61,7 @@ class LiftReport(msgspec.Struct):
 
 
 class UserSums:
-    """Rewards, or sums of an outcome, and events of each user; how many events had another one than the default."""
+    """Rewards (or sums of an outcome) and events of each user; the number of events with a non-default value."""
 
     def __init__(self) -> None:
         self.users: dict[str, list[float]] = {}
@@ -73,20 +73,19 @@ class UserSums:
         sums[1] += events
 
     def arm(self, before: UserSums) -> Arm:
-        """Return them as an arm, with what the same users earned before."""
+        """Return them as an arm, with the earlier rewards of the same users."""
         numbers = np.array([*self.users.values()], float).reshape(-1, 2)
         earlier = np.array([before.users.get(user, (np.nan, 1.0)) for user in self.users], float).reshape(-1, 2)
         return Arm(numbers[:, 0], numbers[:, 1], self.n_rewarded, earlier[:, 0] / earlier[:, 1])
 
 
 class Experiment:
-    """The sums of an experiment as the log goes on; another one begins with any change of ``control``."""
+    """The running sums of an experiment; any change of ``control`` begins a new one."""
 
     def __init__(self) -> None:
         self.control, self.position, self.began = Control(), 0, 0
-        self.arms = defaultdict[tuple[str, bool], UserSums](
-            UserSums
-        )  # by outcome, "" is the reward; and whether it is control
+        # by outcome, "" is the reward; and whether it is control
+        self.arms = defaultdict[tuple[str, bool], UserSums](UserSums)
         self.before = defaultdict[str, UserSums](UserSums)
 
     def take_settings(self, control: Control, position: int, time: int) -> None:
@@ -106,7 +105,7 @@ class Experiment:
             sums.n_rewarded += value != (0.0 if name else default)
 
     def report(self) -> LiftReport:
-        """Return what it shows."""
+        """Return the lift report."""
         control, treatment = (self.arms["", is_control].arm(self.before[""]) for is_control in (True, False))
         measured = lift(control, treatment)
         half = None if measured.absolute is None else (measured.absolute.high - measured.absolute.low) / 4
@@ -138,7 +137,7 @@ class Experiment:
 
 
 def sentence(measured: Lift) -> str:
-    """Return the lift in words."""
+    """Return the lift as a sentence."""
     if measured.absolute is None:
         return f"Not enough data yet: {measured.missing}."
     value, low, high = measured.absolute

@@ -1,4 +1,4 @@
-"""The dashboard at ``/``: a page and its files. It asks the service's own routes, and no other host."""
+"""The dashboard at ``/``: a page and its files. It sends requests to the service's own routes only."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def asset(name: str) -> bytes:
 
 
 def report_page(loop: str, report: bytes) -> bytes:
-    """Return a report as a page that needs no other file; it may run its own script and no other."""
+    """Return a report as a page without other files, which may run its own script only."""
     style, script = asset("dashboard.css").decode(), _bundled()
     data = '{"loop":' + msgspec.json.encode(loop).decode() + ',"report":' + report.decode() + "}"
     policy = (
@@ -62,6 +62,6 @@ def _bundled() -> str:
 
 
 def page(path: str, root_path: str = "") -> bytes:
-    """Return a page; ``root_path`` is where a proxy offers the service."""
+    """Return a page; ``root_path`` is the path below which a proxy serves the service."""
     root = escape(root_path, quote=True) + "/" if root_path else ""
     return asset(PAGES[path]).replace(b"{root}", root.encode())

@@ -1,4 +1,4 @@
-"""How personal a loop is: how much of the scores of its newest decisions comes from users' own models, as of now."""
+"""How personal a loop is: the share of personal models in the scores of its newest decisions, by current models."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from service.rank.explaining import personal_model, scored_request
 from service.rank.ranker import RankerContext
 from service.rank.requests import Action, RankRequest
 
-MOST_USERS = 100  # whose newest decision is looked at
-SECONDS = 120.0  # for which an answer is told again: it takes the ranker as long as a hundred decisions
+MOST_USERS = 100  # whose newest decision is analyzed
+SECONDS = 120.0  # for which a report is cached: it takes the ranker as long as a hundred decisions
 
 
 class TakenAction(msgspec.Struct):
@@ -38,7 +38,7 @@ class Personalization(msgspec.Struct):
 
 
 async def personalization(context: RankerContext, name: str, decisions: list[TakenAction]) -> Personalization:
-    """Return it; other requests get their turn between two decisions."""
+    """Return the personalization of decisions; other requests run in between."""
     personal = total = before = now = 0.0
     looked_at = with_model = 0
     for taken in decisions:
@@ -63,7 +63,7 @@ async def personalization(context: RankerContext, name: str, decisions: list[Tak
 
 
 class CachedReport:
-    """The newest answers: of many who ask at a time, one makes a ranker work."""
+    """Cached reports: concurrent requests for the same report compute it once."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -71,7 +71,7 @@ class CachedReport:
         self._lock = asyncio.Lock()
 
     async def get(self, key: Hashable, make: Callable[[], Awaitable[Personalization]]) -> Personalization:
-        """Return the cached report of a key, made anew where it is old or was about nothing."""
+        """Return the cached report of a key; compute it if it is old or was empty."""
         async with self._lock:
             now = self._clock()
             self._reports = {name: cached for name, cached in self._reports.items() if now < cached[0]}

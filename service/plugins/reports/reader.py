@@ -1,6 +1,6 @@
-"""Reads the log of a loop for reports, once, and goes on where it stopped when it is asked again.
+"""Reads the log of a loop for reports incrementally: each request reads only new records.
 
-``LoopReader`` takes records in order and keeps sums and the newest finished events; ``report`` says what they show.
+``LoopReader`` takes records in order and keeps sums and the newest finished events; ``report`` summarizes them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from fedres.checks import Array
 from service.admin.exporting import NO_FEATURES, settle, time_or_none
 from service.learn.join import Join, Rules, Settled
 from service.learn.loop_state import read_settings_body, rules_of
-from service.log.direct import is_pruned
 from service.log.protocol import Head, Log
 from service.log.records import (
     ACTIONS,
@@ -40,21 +39,23 @@ from service.log.records import (
     decode_rank,
     read_decision,
 )
+from service.log.writer import is_pruned
 from service.outcomes import Guardrail
 from service.plugins.reports.devices import DeviceList, DeviceLog
-from service.plugins.reports.drift import Drift, drift_of
-from service.plugins.reports.features import FeatureSamples, Sample
+from service.plugins.reports.features import FeatureSample, FeatureSamples
 from service.plugins.reports.lift import Experiment, LiftReport, OutcomeLift
-from service.plugins.reports.pages import PageLog
 from service.plugins.reports.personalization import TakenAction
 from service.plugins.reports.report import (
     Alarm,
     Delays,
+    Drift,
     FinishedDecision,
     Funnel,
     LoopReport,
+    PageLog,
     RewardSeries,
     buckets,
+    drift_of,
     reward_series,
     traffic_of,
     values_of,
@@ -67,7 +68,7 @@ if TYPE_CHECKING:
     from service.log.workers import Worker
 
 CHUNK = 2_000  # records read at once
-MOST = 50_000  # finished events that a report looks at one by one, the newest
+MOST = 50_000  # newest finished events that a report analyzes one by one
 MOST_KEPT = 1_000_000  # events of all loops together, some 1 KB each
 DELAYS = (0.1, 0.3, 1, 3, 10, 30, 60, 180, 600, 1800, 3600, 10_800, 43_200, 86_400, 604_800)  # seconds
 COLLAPSED, WATCHED = 0.95, 200  # alarm: this share of so many of the newest decisions took one action
@@ -75,15 +76,15 @@ LOST = 0.05  # alarm: share of rewards that are late or have no event
 
 
 class LoopReader:
-    """One loop, as far as it was read. ``head`` is where its log ended at the beginning.
+    """The part of one loop that was read. ``head`` is where its log ended at the beginning.
 
-    A report is made anew once something was logged, but not before ``rest`` times as long as the last one took.
+    A report is computed again after new records, but not before ``rest`` times the duration of the last one.
     """
 
-    def __init__(self, created_at: int, head: Head, rest: float = 0.0) -> None:
+    def __init__(self, created_at: int, head: Head, rest: float) -> None:
         self.created_at, self.position, self.time = created_at, created_at - 1, 0
-        self.removed, self.erased = head.removed, 0  # records that went, and where the last erasure or pruning was
-        self.pruned_before = 0  # older events are not in the log any more; microseconds since 1970
+        self.removed, self.erased = head.removed, 0  # records removed, and the position of the last erasure or pruning
+        self.pruned_before = 0  # older events are no longer in the log; microseconds since 1970
         self.experiment = Experiment()
         self.funnel, self.delays = Funnel(), [0] * (len(DELAYS) + 1)
         self.finished: deque[FinishedDecision] = deque(maxlen=MOST)
@@ -97,7 +98,7 @@ class LoopReader:
         self._report: LoopReport | None = None
 
     def read(self, log: Log, loop: str, last: int) -> None:
-        """Read what is new."""
+        """Read new records."""
         while entries := log.read(loop, self.position, CHUNK, bodies=self.position > last - 3 * MOST):
             for entry in entries:
                 self.take(entry)
@@ -187,7 +188,7 @@ class LoopReader:
             decision, body = pending
             self.finished.append(decision._replace(reward=reward))
             if reward is not None:
-                self._samples.add(Sample(decision.user, reward, body))
+                self._samples.add(FeatureSample(decision.user, reward, body))
         if event in self._apprentice:
             self._apprentice.remove(event)
         elif reward is not None:
@@ -197,7 +198,7 @@ class LoopReader:
 
     @property
     def n_kept(self) -> int:
-        """How many events it remembers one by one."""
+        """The number of events kept one by one."""
         return len(self.finished) + len(self.feedback) + len(self._pending)
 
     def events_of(self, user: str, most: int) -> list[str]:
@@ -208,7 +209,7 @@ class LoopReader:
         return [decision.event_id for decision in newest[:most]]
 
     def newest_taken(self, most: int) -> list[TakenAction]:
-        """Return what the newest finished decisions of different users took."""
+        """Return the actions taken in the newest finished decisions of different users."""
         by_user: dict[str, TakenAction] = {}
         for user, _, body in reversed(self._samples.newest):
             if len(by_user) == most:
@@ -220,7 +221,7 @@ class LoopReader:
         return [*by_user.values()]
 
     def what_if(self, changes: Sequence[dict[str, Any]]) -> WhatIf:
-        """Return what other settings of exploration would have earned."""
+        """Return estimates for other settings of exploration."""
         now = self._settings[self._newest]
         settings = {**dict.fromkeys({decision.settings for decision in self.finished}, now), **self._settings}
         evaluable = [decision for decision in self.finished if decision.reward is not None and decision.is_evaluable]
@@ -230,7 +231,7 @@ class LoopReader:
         return self._devices.newest()
 
     def report(self) -> LoopReport:
-        """Return what the log shows, or showed shortly before."""
+        """Return the report, or a recent one."""
         began = time.monotonic()
         if self._report is None or (self._report.position != self.position and began >= self._report_until):
             self._report = self._new_report()
@@ -247,7 +248,7 @@ class LoopReader:
         user = number_users(decision.user for decision in rewarded)
         control = np.array([decision.control for decision in rewarded], bool)
         evaluable = np.array([decision.is_evaluable for decision in rewarded], bool)
-        weight = np.array([1 / (len(one.actions) * one.probabilities[one.chosen]) for one in rewarded], float)
+        weight = np.array([1 / (len(event.actions) * event.probabilities[event.chosen]) for event in rewarded], float)
 
         def mean(of: Array) -> RewardSeries:
             return reward_series(snips_by_bucket(bucket[of], reward[of], np.ones(of.sum()), user[of], n))
@@ -280,7 +281,7 @@ class LoopReader:
         )
 
     def lift(self) -> LiftReport:
-        """Return what the control group shows, of the events that the log has."""
+        """Return the lift against the control group, by the events in the log."""
         return msgspec.structs.replace(self.experiment.report(), events_since=time_or_none(self.pruned_before))
 
     def _alarms(
@@ -293,9 +294,10 @@ class LoopReader:
             alarms.append(Alarm("sample_ratio", "Users are not split as control.share says: do not trust the lift."))
         for guardrail in self._settings[self._newest].guardrails:
             alarms += _guarded(guardrail, [] if lift is None or held else lift.outcomes)
-        newest = [one for one in rewarded[-2 * WATCHED :] if not one.control and len(one.actions) > 1][-WATCHED:]
+        choices = [event for event in rewarded[-2 * WATCHED :] if not event.control and len(event.actions) > 1]
+        newest = choices[-WATCHED:]
         if len(newest) == WATCHED:
-            [(action, n)] = Counter(one.actions[one.chosen] for one in newest).most_common(1)
+            [(action, n)] = Counter(event.actions[event.chosen] for event in newest).most_common(1)
             if n >= COLLAPSED * WATCHED:
                 message = f"{n} of the newest {WATCHED} decisions took the action {action!r}."
                 alarms.append(Alarm("collapsed", f"{message} The policy may have stopped exploring."))
@@ -312,7 +314,7 @@ class LoopReader:
 
 
 def _guarded(guardrail: Guardrail, outcomes: Sequence[OutcomeLift]) -> Iterator[Alarm]:
-    """Yield an alarm where an outcome surely did what it must not."""
+    """Yield an alarm if an outcome surely violates its guardrail."""
     revert = guardrail.revert
     for outcome in outcomes:
         if outcome.outcome == guardrail.outcome and outcome.absolute is not None:
@@ -325,20 +327,20 @@ def _guarded(guardrail: Guardrail, outcomes: Sequence[OutcomeLift]) -> Iterator[
 
 
 def read_loop(worker: Worker, loop: str, created_at: int, question: Callable[..., Any], *arguments: Any) -> bytes:
-    """Return what a method of ``LoopReader`` returns, as JSON, once the log of a loop is read."""
+    """Read the log of a loop; return the result of a method of its ``LoopReader`` as JSON."""
     reader = worker.kept(LoopReaders, worker.rest).loop(worker.log, loop, created_at)
     return msgspec.json.encode(question(reader, *arguments))
 
 
 class LoopReaders:
-    """One reader for each loop that was asked about."""
+    """One reader for each loop with requests."""
 
     def __init__(self, rest: float = 0.0) -> None:
         self._readers: dict[str, LoopReader] = {}
         self._rest = rest
 
     def loop(self, log: Log, loop: str, created_at: int) -> LoopReader:
-        """Return the reader of a loop, which has read all that is in the log now."""
+        """Return the reader of a loop, after it has read the whole log."""
         head = log.heads()[loop]
         reader = self._readers.pop(loop, None)
         if reader is None or reader.created_at != created_at or _is_outdated(reader, log, loop, head):
@@ -349,7 +351,7 @@ class LoopReaders:
         return reader
 
     def _forget_others(self) -> None:
-        """Forget the loops that were not asked about for longest, where all together are too many events."""
+        """Forget the least recently requested loops if all together have too many events."""
         newest, *others = reversed(self._readers.items())
         n_kept = newest[1].n_kept
         for loop, reader in others:
@@ -359,7 +361,7 @@ class LoopReaders:
 
 
 def _is_outdated(reader: LoopReader, log: Log, loop: str, head: Head) -> bool:
-    """Return whether records that were read are gone; while old events are being removed, that can wait."""
+    """Return whether records that were read have been removed since; during a pruning, that can wait."""
     if reader.removed == head.removed:
         return False
     erased = log.of_kind(loop, ERASED)

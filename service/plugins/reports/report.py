@@ -1,26 +1,33 @@
-"""The report of a loop: its parts, and how they are made of finished decisions."""
+"""The report of a loop: its parts, and their computation from finished decisions."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from statistics import fmean
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
 from bandits.evaluation import LoggedEvent, Row, evaluate, table
-from bandits.evaluation.over_time import MeanSeries
+from bandits.evaluation.over_time import MeanSeries, mean_change
 from bandits.evaluation.policies import Policy
+from bandits.evaluation.table import number_users
 from fedres.checks import Array
+from service.log.records import ActionsBody
 from service.plugins.reports.devices import DeviceSummary
-from service.plugins.reports.drift import Drift
 from service.plugins.reports.features import Feature
 from service.plugins.reports.lift import Bounds, LiftReport
 
 LEAST_EVALUATED = 100  # events before policies are evaluated
 N_BUCKETS = 48  # of time
 MOST_ACTIONS = 8  # shown by name; the others are added up
+LEAST_DRIFTING = 500  # events before the newest of them are compared with the others
+LEAST_USERS = 20  # in either part; an event without a user is one
+RECENT = 0.2  # share of the events that counts as recent
+ERRORS = 4.0  # half the width of these intervals, in standard errors: wide, as they are checked all day
+NEW = 10  # an item is new as long as it was shown fewer times
 POLICIES = ("first", "uniform", "likeliest")  # as in bandits.evaluation
 
 
@@ -38,7 +45,7 @@ class FinishedDecision(NamedTuple):
     settings: int  # position of those in force
     n_learned: int  # finished events that the model had learned from, about
     reward: float | None = None
-    place: int = 0  # on a page of recommended items, whose record has no probabilities of others; 0 is another decision
+    place: int = 0  # on a page of recommended items, whose records lack other items' probabilities; 0: not on a page
     is_new: bool = False  # the item had been shown a few times only
 
     @property
@@ -93,6 +100,26 @@ class Delays(msgspec.Struct):
     events: list[int]
 
 
+class Change(msgspec.Struct):
+    """A mean per event: earlier and recent."""
+
+    earlier: float
+    recent: float
+    difference: Bounds  # recent − earlier, ± 4 standard errors: wide, as it is looked at often
+
+
+class Drift(msgspec.Struct):
+    """The newest fifth of the policy's finished events against those before."""
+
+    earlier_events: int
+    recent_events: int
+    recent_since: float  # seconds since 1970
+    reward: Change
+    bias: Change  # reward less what was predicted for the action: near 0 while the model is right
+    squared_error: Change  # of the prediction; it also changes with which actions are taken
+    is_drifting: bool  # recent predictions are biased, more than before
+
+
 class PlaceReward(msgspec.Struct):
     """What a place of pages earned, per event."""
 
@@ -131,11 +158,11 @@ class LoopReport(msgspec.Struct):
     funnel: Funnel
     delays: Delays
     features: list[Feature]  # the most important first
-    drift: Drift | None  # null below 500 events of the policy, or 20 users before or of late
+    drift: Drift | None  # null below 500 events of the policy, or 20 earlier or recent users
     devices: DeviceSummary | None  # null without any
     pages: PageSummary | None  # null without recommended items
     lift: LiftReport | None  # null without a control group
-    values: list[PolicyValue]  # empty below 100 events whose probabilities are known
+    values: list[PolicyValue]  # empty below 100 events with probabilities
     alarms: list[Alarm]
     events_since: str | None = None  # older events were removed from the log; null if none were
 
@@ -194,13 +221,13 @@ def evaluated(
 
 
 def range_of(rewards: Array, range_now: tuple[float, float]) -> tuple[float, float] | None:
-    """Return what a reward can be by today's settings, None where earlier ones, or sums, went beyond that."""
+    """Return the current reward range, None if rewards under earlier settings, or sums, exceeded it."""
     low, high = range_now
     return range_now if rewards.size and low <= rewards.min() and rewards.max() <= high else None
 
 
 def values_of(events: Sequence[FinishedDecision], range_now: tuple[float, float]) -> list[PolicyValue]:
-    """Return the values of simple policies on decisions whose actions all had a chance."""
+    """Return estimates of simple policies, from decisions in which every action had a chance."""
     if len(events) < LEAST_EVALUATED:
         return []
     return [
@@ -213,3 +240,68 @@ def values_of(events: Sequence[FinishedDecision], range_now: tuple[float, float]
         )
         for row in evaluated(events, POLICIES, range_now)
     ]
+
+
+def drift_of(events: Sequence[FinishedDecision]) -> Drift | None:
+    """Compare the newest of the policy's events with a reward with those before; None if there are too few."""
+    if len(events) < LEAST_DRIFTING:
+        return None
+    events = sorted(events, key=lambda event: event.time)
+    reward = np.array([event.reward for event in events], float)
+    error = reward - np.array([event.scores[event.chosen] for event in events], float)
+    user = number_users(event.user for event in events)
+    n_recent = int(RECENT * len(events))
+    recent = np.arange(len(events)) >= len(events) - n_recent
+    if min(np.unique(user[part]).size for part in (recent, ~recent)) < LEAST_USERS:
+        return None
+    bias = _change(error, recent, user)
+    off = abs(bias.recent) - (bias.difference.high - bias.difference.low) / 2
+    is_further = bias.difference.high < 0 if bias.recent < 0 else bias.difference.low > 0
+    return Drift(
+        len(events) - n_recent,
+        n_recent,
+        events[-n_recent].time / 1e6,
+        _change(reward, recent, user),
+        bias,
+        _change(error**2, recent, user),
+        bool(off > 0 and is_further),
+    )
+
+
+def _change(values: Array, recent: Array, user: Array) -> Change:
+    earlier, later, error = mean_change(values, recent, user)
+    difference, half = later - earlier, ERRORS * error
+    return Change(earlier, later, Bounds(difference, difference - half, difference + half))
+
+
+class PageLog:
+    """Counts the items shown on pages, and the items of the catalogue."""
+
+    def __init__(self) -> None:
+        self._items: set[str] = set()
+        self._shown: Counter[str] = Counter()
+
+    def take_catalogue(self, body: ActionsBody) -> None:
+        self._items.update(action.id for action in body.put)
+        self._items.difference_update(body.retire)
+
+    def show(self, item: str) -> bool:
+        """Count a shown item; return whether it is new."""
+        self._shown[item] += 1
+        return self._shown[item] <= NEW
+
+    def summary(self, finished: Sequence[FinishedDecision]) -> PageSummary | None:
+        """Return a summary of pages from finished decisions, None if none of them was on a page."""
+        places = [decision for decision in finished if decision.place]
+        if not places:
+            return None
+        rewards: dict[int, list[float]] = {}
+        for decision in places:
+            if decision.reward is not None:
+                rewards.setdefault(decision.place, []).append(decision.reward)
+        return PageSummary(
+            items=len(self._items),
+            shown=sum(item in self._items for item in self._shown),
+            new_share=sum(decision.is_new for decision in places) / len(places),
+            places=[PlaceReward(place, len(own), fmean(own)) for place, own in sorted(rewards.items())],
+        )

@@ -1,6 +1,6 @@
-"""What a loop's log shows: lift, reports, other settings, personalization, single events, evaluations.
+"""Reports on a loop's log: lift, summary, what-if, personalization, single events, evaluations.
 
-The log is read by processes of its own (``service.log.workers``), which remember what they have read.
+The log is read by separate processes (``service.log.workers``), which cache what they have read.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Reports:
         self._personalization = CachedReport()
 
     async def lift(self, loop: str) -> LiftReport:
-        """Return what the loop's control group shows."""
+        """Return the lift against the loop's control group."""
         view = self._context.loop(loop).view
         if not view.settings.control.share:
             message = 'the loop has no control group: PATCH its settings with {"control": {"share": 0.1}}'
@@ -47,11 +47,11 @@ class Reports:
         return msgspec.json.decode(await self._read(loop, LoopReader.lift), type=LiftReport)
 
     async def report(self, loop: str) -> bytes:
-        """Return what the loop's log shows, a ``LoopReport`` as JSON."""
+        """Return a ``LoopReport`` as JSON."""
         return await self._read(loop, LoopReader.report)
 
     async def what_if(self, loop: str, all_changes: Sequence[dict[str, Any]]) -> bytes:
-        """Return what other settings of exploration would have earned, a ``WhatIf`` as JSON."""
+        """Return estimates for other settings of exploration, a ``WhatIf`` as JSON."""
         settings = msgspec.to_builtins(self._context.loop(loop).view.settings)
         for place, changes in enumerate(all_changes):
             for name in changes:
@@ -63,7 +63,7 @@ class Reports:
         return await self._read(loop, LoopReader.what_if, list(all_changes))
 
     async def personalization(self, loop: str) -> Personalization:
-        """Return how much of the newest decisions' scores is personal; an answer is repeated for a while."""
+        """Return how personal the newest decisions' scores are; results are cached for a while."""
         view = self._context.loop(loop).view
 
         async def make() -> Personalization:
@@ -86,7 +86,7 @@ class Reports:
         return details[0]
 
     async def decisions(self, loop: str, user: str) -> UserDecisions:
-        """Return a user's newest decisions among those that reports look at."""
+        """Return a user's newest decisions among those in reports."""
         check_id("user", user)
         events = msgspec.json.decode(await self._read(loop, LoopReader.events_of, user, MOST_DECISIONS), type=list[str])
         return UserDecisions(user, await event_details(self._context, loop, events))
@@ -122,7 +122,7 @@ def evaluation(
     time_uniform: bool,
     range_now: tuple[float, float],
 ) -> dict[str, object]:
-    """Return what policies would have earned on a loop's events; ``range_now`` is what a reward can be by settings."""
+    """Return estimates of policies on a loop's events; ``range_now`` is the current reward range."""
     try:
         log = log_of(exporter(worker, loop, created_at).events(loop, created_at, None))
         span = range_of(log.reward, range_now)

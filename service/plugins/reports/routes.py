@@ -40,7 +40,7 @@ class WhatIfRequest(Struct, forbid_unknown_fields=True):
 
 
 def report_routes(reports: Reports) -> Routes:
-    """Return what a loop's log shows."""
+    """Return the routes of reports on a loop's log."""
     routes = Routes()
 
     @routes.of_loop("GET", "/lift", READ, "Compare the policy with its control group.", reply=LiftReport)
@@ -84,7 +84,7 @@ def report_routes(reports: Reports) -> Routes:
 
 
 def page_routes(root_path: str = "") -> Routes:
-    """Return the pages; ``root_path`` is where a proxy offers them."""
+    """Return the pages; ``root_path`` is the path below which a proxy serves them."""
     routes = Routes()
     about = "Show a page: the dashboard, or that of the demo."
     for path in PAGES:

@@ -1,8 +1,7 @@
-"""What other settings of exploration would have earned, told from the scores and probabilities in the log.
+"""Estimated rewards of other settings of exploration, from the scores and probabilities in the log.
 
-The models are those that decided then. ε-greedy, squarecb and greedy need the logged scores alone. Of
-optimistic-squarecb the widths are not in the log, but its probabilities are: p = 1/(K + γ·gap) tells γ·gap, which
-another γ scales.
+The models are those that decided then. ε-greedy, squarecb and greedy need the logged scores alone. The log lacks the
+widths for optimistic-squarecb, but has its probabilities: p = 1/(K + γ·gap) yields γ·gap, which another γ scales.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class WhatIf(msgspec.Struct):
 
 
 def candidates(now: Settings) -> list[dict[str, Any]]:
-    """Return changes worth a look: exploring more, less, and by another rule."""
+    """Return changes to estimate by default: more exploration, less, and another policy."""
     worth: list[dict[str, Any]] = [
         *({"policy": "epsilon-greedy", "epsilon": epsilon} for epsilon in (0.02, 0.05, 0.1, 0.2)),
         {"policy": "squarecb", "gamma": None},
@@ -68,7 +67,7 @@ def what_if(
     now: Settings,
     all_changes: Sequence[dict[str, Any]],
 ) -> WhatIf:
-    """Return estimates from events in which every action had a chance; ``settings`` are those in force, by position."""
+    """Return estimates from events in which every action had a chance; ``settings`` are by position."""
     events = events[-MOST_EVALUATED:]
     if len(events) < LEAST_EVALUATED:
         missing = f"{LEAST_EVALUATED} decisions are needed, and there are {len(events)} so far"
@@ -95,7 +94,7 @@ def _estimate(
 
 
 def _target(decision: FinishedDecision, then: Settings, new: Settings) -> list[float] | None:
-    """Return the probabilities that other settings would have given, None where the log does not tell."""
+    """Return the probabilities under other settings, None if they do not follow from the log."""
     if POLICIES[str(new.policy)].needs_widths:
         return _rescaled(np.array(decision.probabilities), then, new) if then.policy == new.policy else None
     scores, n = np.array(decision.scores), len(decision.scores)

@@ -1,17 +1,29 @@
-"""``fedres log``: verify, back up, restore, export, import and prune a store, and give a damaged record up."""
+"""``fedres log``: verify, back up, restore, export, import and prune a store, and drop a damaged record."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.cli.evaluate import read_as, with_columns
-from service.cli.serve import DEFAULT_FOLDER, DEFAULT_STORE, Folder, Store
-from service.console import JsonFile, console, one_line_errors, private_files, progress_bar, write_json
+from service.console import (
+    DEFAULT_FOLDER,
+    DEFAULT_STORE,
+    Folder,
+    JsonFile,
+    Store,
+    console,
+    one_line_errors,
+    private_files,
+    progress_bar,
+    read_as,
+    with_columns,
+    write_json,
+)
 from service.times import iso_time
 
 if TYPE_CHECKING:
@@ -30,7 +42,7 @@ BackupFile = Annotated[Path, typer.Argument(metavar="FILE", help="A file written
 
 @contextlib.contextmanager
 def store_errors(interrupted: str = "nothing was changed") -> Iterator[None]:
-    """Turn what can be wrong with a store into one line; ``interrupted`` is what Ctrl-C leaves behind."""
+    """Turn errors of a store into one line; ``interrupted`` describes the state after Ctrl-C."""
     import sqlite3
 
     from fedres.lease import LeaseHeld
@@ -49,12 +61,13 @@ def store_errors(interrupted: str = "nothing was changed") -> Iterator[None]:
 
 @contextlib.contextmanager
 def opened_log(store: str, folder: Path, interrupted: str = "nothing was changed") -> Iterator[Log]:
-    """Lend the log of a store that is there."""
+    """Yield the log of an existing store."""
     from service.log.opening import open_log, store_at
+    from service.plugins.tools.verifying import check_exists
 
     at = store_at(store, folder)
-    if not at.is_shared and not at.path.exists():
-        raise ValueError(f"no store at {at.path}; run this where the service was started, or pass --store")
+    if not at.is_shared:
+        check_exists(at.path)
     with store_errors(interrupted), contextlib.closing(open_log(at)) as opened:
         yield opened
 
@@ -80,7 +93,7 @@ def verify(store: Store = DEFAULT_STORE, folder: Folder = DEFAULT_FOLDER, json_f
                 verification = verify_log(opened, str(path), progress)
     _check_files_beside(path, verification)
     _print_findings(path, verification)
-    rows = [{name: getattr(one, name) for name in one.__dataclass_fields__} for one in verification.findings]
+    rows = [asdict(finding) for finding in verification.findings]
     write_json(json_file, {"store": str(path), "records": verification.n_records, "damaged": rows})
     if verification.findings:
         raise typer.Exit(1)
@@ -110,9 +123,10 @@ def _print_findings(path: Path, verification: Verification) -> None:
         typer.echo(f"{path} is good: {verification.n_records} records match their checksums (loops: {loops})")
         return
     table = Table("file", "loop", "position", "kind", "what is wrong", "what to do")
-    for one in verification.findings:
-        position = "" if one.position is None else str(one.position)
-        table.add_row(Path(one.file).name, one.loop or "", position, one.kind or "", one.message, one.advice)
+    for finding in verification.findings:
+        position = "" if finding.position is None else str(finding.position)
+        record = finding.loop or "", position, finding.kind or ""
+        table.add_row(Path(finding.file).name, *record, finding.message, finding.advice)
     console().print(table)
     n_findings = len(verification.findings)
     typer.echo(f"{path} is damaged: {n_findings} findings in {verification.n_records} records (loops: {loops})")
@@ -233,15 +247,14 @@ def _import_decisions(
 ) -> None:
     from fedres.lease import Lease
     from service.log.opening import open_log, store_at
-    from service.plugins.tools.decision_files import DSJSON, TABLE, JsonLines, TableRows
-    from service.plugins.tools.importing import DecisionFile, Dsjson, import_decisions
+    from service.plugins.tools.decision_files import decision_file
+    from service.plugins.tools.importing import import_decisions
 
-    files: dict[Path, DecisionFile] = {}
-    for file, kind in kinds.items():
+    for file in kinds:
         read_as(file, columns)
-        files[file] = TableRows(file, columns) if kind == TABLE else (Dsjson if kind == DSJSON else JsonLines)(file)
+    files = {file: decision_file(file, kind, columns) for file, kind in kinds.items()}
     at = store_at(store, folder)
-    lease = contextlib.nullcontext() if at.is_shared else Lease(at.path)  # a database has its own order
+    lease = contextlib.nullcontext() if at.is_shared else Lease(at.path)  # a database orders writers itself
     report = (lambda message: typer.echo(f"passed over: {message}", err=True)) if skip_wrong else None
     with (
         store_errors("run the command again to go on where it stopped"),
@@ -250,7 +263,7 @@ def _import_decisions(
         progress_bar(f"importing {len(files)} files") as progress,
     ):
         imported = import_decisions(opened, loop, files, progress=progress, wrong=report)
-    rest = f"{imported.known} existed already, {imported.wrong} lines skipped"
+    rest = f"{imported.existed} existed already, {imported.wrong} lines skipped"
     typer.echo(f"{imported.stored} events imported into loop {loop!r}; {rest}")
 
 
@@ -307,8 +320,8 @@ def prune(
         loops = prune_store.loops_of(opened, loop)
         if dry_run:
             for name in loops:
-                old = prune_store.old_events(opened, name, before)
-                typer.echo(f"loop {name!r}: {old.events} events ({old.records} records) from before {moment}")
+                n_events, n_records = prune_store.count_old(opened, name, before)
+                typer.echo(f"loop {name!r}: {n_events} events ({n_records} records) from before {moment}")
             return
         n_before = opened.size()
         with progress_bar(f"pruning {at.path}") as progress:
@@ -322,7 +335,7 @@ UNITS = {"d": 86_400.0, "h": 3_600.0, "m": 60.0, "s": 1.0}
 
 
 def _seconds(option: str, text: str) -> float:
-    """Return how many seconds an age is."""
+    """Return an age in seconds."""
     number, unit = text[:-1], text[-1:]
     try:
         seconds = float(number) * UNITS[unit]

@@ -1,23 +1,25 @@
-"""Files of decisions that were made elsewhere, for an import: JSON lines, and tables with named columns.
+"""Files of decisions that were made elsewhere, for an import: JSON lines, dsjson, and tables with named columns.
 
-The lines are what ``GET /v1/events`` writes and ``fedres evaluate`` reads. A decision without a reward is stored, and
-is not learned from. Recommended items and feedback stay what they were.
+JSON lines have the format of ``GET /v1/events`` and ``fedres evaluate``. A decision without a reward is stored but not
+learned. Recommended items and feedback keep their kind.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
-from bandits.evaluation.columns import Columns, Decisions, seconds
+from bandits.evaluation.columns import Columns, TableDecisions, seconds
 from bandits.evaluation.logs import DSJSON_KEYS, from_record, read_lines
 from bandits.evaluation.sources import TABLE_ENDINGS, Progress, open_source
 from service.admin.exporting import FEEDBACK
 from service.log.records import Place
-from service.plugins.tools.dsjson import Logged
+from service.plugins.personalizer.configuration import azure_settings
+from service.plugins.tools.dsjson import Logged, event_ids, read_line
 from service.rank.requests import RankRequest
 from service.settings import Settings
 
@@ -30,7 +32,7 @@ _object = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 def kind_of(path: Path) -> str:
-    """Return what a file holds, by its ending, its columns or its first line; an exported log if nothing else."""
+    """Return the kind of a file by its ending, its columns or its first line; an exported log by default."""
     name = path.name.lower()
     if name.endswith((".dsjson", ".dsjson.gz")):
         return DSJSON
@@ -46,45 +48,40 @@ def kind_of(path: Path) -> str:
     return LINES if {"action", "actions"} <= keys else EXPORT
 
 
-class JsonLines:
-    """One JSON object a line."""
+class DecisionFile(NamedTuple):
+    """A file of decisions, read a row at a time: a line of a text, or a row of a table."""
 
-    unit, settings, reward = "line", Settings(), "reward"
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def rows(self, progress: Progress) -> Iterator[tuple[int, bytes]]:
-        return read_lines(self._path, progress)
-
-    def ids(self, number: int, line: bytes) -> list[str]:
-        return [str(_object(line).get("event_id", ""))]
-
-    def read(self, number: int, line: bytes) -> list[Logged]:
-        return [logged(_object(line))]
+    rows: Callable[[Progress], Iterator[tuple[int, Any]]]  # with their numbers
+    ids: Callable[[int, Any], list[str]]  # of the decisions of a row
+    read: Callable[[int, Any], list[Logged]]
+    unit: str = "line"  # the name of a row in messages
+    settings: Settings = Settings()  # of a loop that is made for them
+    reward: str = "reward"  # the name of the reward in messages
 
 
-class TableRows:
-    """A CSV or Parquet file."""
-
-    settings, reward = Settings(), "reward"
-
-    def __init__(self, path: Path, columns: Columns) -> None:
-        self._decisions = Decisions(open_source(path), columns)
-        self.unit = self._decisions.source.unit
-
-    def rows(self, progress: Progress) -> Iterator[tuple[int, Sequence[Any]]]:
-        return self._decisions.rows(progress)
-
-    def ids(self, number: int, cells: Sequence[Any]) -> list[str]:
-        return [self._decisions.event_id(number, cells)]
-
-    def read(self, number: int, cells: Sequence[Any]) -> list[Logged]:
-        return [logged(self._decisions.record(number, cells))]
+def decision_file(path: Path, kind: str, columns: Columns) -> DecisionFile:
+    """Return the reader for the decisions of a file."""
+    if kind == TABLE:
+        decisions = TableDecisions(open_source(path), columns)
+        return DecisionFile(
+            decisions.rows,
+            lambda number, cells: [decisions.event_id(number, cells)],
+            lambda number, cells: [logged(decisions.record(number, cells))],
+            decisions.source.unit,
+        )
+    rows = partial(read_lines, path)
+    if kind == DSJSON:
+        settings, reward = azure_settings(), "-_label_cost"
+        return DecisionFile(
+            rows, lambda _, line: event_ids(line), lambda _, line: read_line(line), "line", settings, reward
+        )
+    return DecisionFile(
+        rows, lambda _, line: [str(_object(line).get("event_id", ""))], lambda _, line: [logged(_object(line))]
+    )
 
 
 def logged(record: dict[str, Any]) -> Logged:
-    """Return the decision of an object; one that evaluation or a request for a decision would refuse is refused."""
+    """Return the decision of an object; refuse one that evaluation or a rank call would refuse."""
     is_feedback = record.get("status") == FEEDBACK
     if is_feedback and record.get("reward") is None:
         raise ValueError("reward must be a number where the status is feedback, got None")
@@ -128,5 +125,5 @@ def _page(record: dict[str, Any], n_actions: int) -> Place | None:
 
 
 def _features(value: Any) -> Any:
-    """Return features as an object; the numbers of a plain array are called as evaluation calls them."""
+    """Return features as an object; numbers of a plain array get the same names as in evaluation."""
     return {f"[{k}]": number for k, number in enumerate(value)} if isinstance(value, list) else value or {}

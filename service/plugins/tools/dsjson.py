@@ -1,7 +1,7 @@
 """Lines of VW's dsjson, which Azure Personalizer exported and rlclientlib writes, as native requests.
 
 Azure wraps the features of a call: ``FromUrl`` has those of the context, ``j`` those of an action, ``i`` its id. They
-are unwrapped, so that what is imported and what its clients send have the same names. A line of several slots
+are unwrapped, so that imported features have the same names as those that clients send. A line of several slots
 (``_slots``, ``_outcomes``) is a decision for each of them, as the native call of slots logs it.
 """
 
@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import field
 
-from bandits.evaluation.values import distribution, logged_probability, number
+from bandits.evaluation.logs import dsjson_probabilities
+from bandits.evaluation.values import as_object, distribution, logged_probability, number
 from service.log.records import Place
 from service.plugins.personalizer.features import merge, native_id
 from service.rank.requests import Action, RankRequest
@@ -28,15 +29,15 @@ class Logged(NamedTuple):
     request: RankRequest
     action: int
     probabilities: list[float]
-    reward: float | None  # None where nothing is to be learned
+    reward: float | None  # None if the decision is not to be learned
     timestamp: str | None  # when it was made
     page: Place | None = None  # of a recommended item
-    is_feedback: bool = False  # nobody decided: it has a reward, and no probabilities
+    is_feedback: bool = False  # without a decision: it has a reward, and no probabilities
 
     def dated(self) -> RankRequest:
-        """Return the request with its time in the context, where it is no feature.
+        """Return the request with its time in the context, but not as a feature.
 
-        Features are hashed without it: names that begin with ``_`` are not for the compiled loop.
+        Features are hashed without it: the compiled loop does not support names that begin with ``_``.
         """
         if self.timestamp is None:
             return self.request
@@ -61,43 +62,35 @@ class Line(msgspec.Struct):
     outcomes: Any = field(default=None, name="_outcomes")
 
 
-class Part(msgspec.Struct):
-    """The ids of a line, for those who only look for them."""
-
-    event_id: Any = field(default=None, name="EventId")
-    outcomes: Any = field(default=None, name="_outcomes")
-
-
 _line = msgspec.json.Decoder(Line).decode
-_part = msgspec.json.Decoder(Part).decode
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _list = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _decode, _encode = msgspec.json.Decoder().decode, msgspec.json.Encoder().encode
 
 
 def read_line(text: bytes) -> list[Logged]:
-    """Return the decisions of a line; ``ValueError`` says what is wrong with it."""
+    """Return the decisions of a line; raise ``ValueError`` for an invalid line."""
     line = _line(text)
     members = _checked("c", _members, line.c)
     offered = _checked("c._multi", _list, members.get("_multi", b"null"))
     if not offered:
         raise ValueError("c._multi must be a list of actions, got none")
-    actions = [_action(place, bytes(one)) for place, one in enumerate(offered, 1)]
+    actions = [_action(place, bytes(action)) for place, action in enumerate(offered, 1)]
     context = _unwrapped({name: _decode(value) for name, value in members.items() if name[:1] != "_"})
     if line.outcomes is None:
         return [_of_one_slot(line, actions, context)]
     slots = _checked("c._slots", _list, members.get("_slots", b"null"))
-    return _of_slots(line, actions, context, [_object("c._slots", _decode(slot)) for slot in slots])
+    return _of_slots(line, actions, context, [as_object("c._slots", _decode(slot)) for slot in slots])
 
 
 def event_ids(text: bytes) -> list[str]:
     """Return the ids under which the decisions of a line are logged."""
-    line = _part(text)
+    line = _line(text)
     return [_id_of(line)] if line.outcomes is None else _events_of(line, _outcomes(line))
 
 
 def _of_one_slot(line: Line, actions: list[Action], context: dict[str, Any]) -> Logged:
-    chosen = _position("_label_Action", line.action, len(actions)) - 1
+    chosen = _position("_label_Action", line.action, 1, len(actions)) - 1
     request = RankRequest(
         actions=actions, context=msgspec.Raw(_encode(context)), event_id=_id_of(line), defer=bool(line.skipped)
     )
@@ -109,7 +102,7 @@ def _timestamp(line: Line) -> str | None:
     return line.timestamp if isinstance(line.timestamp, str) else None
 
 
-def _id_of(line: Line | Part) -> str:
+def _id_of(line: Line) -> str:
     if not isinstance(line.event_id, str) or not line.event_id:
         raise ValueError(f"EventId must be a text, got {line.event_id!r}")
     return native_id(line.event_id)
@@ -124,8 +117,8 @@ def _checked(name: str, decode: Any, text: bytes) -> Any:
 
 @lru_cache(maxsize=20_000)
 def _action(place: int, text: bytes) -> Action:
-    """Return an action, from memory where a catalogue repeats it."""
-    fields = _object("_multi", _decode(text))
+    """Return an action, cached because catalogues repeat actions."""
+    fields = as_object("_multi", _decode(text))
     inner = fields.get("i")
     name = fields.get("_tag") or (inner.get("id") if isinstance(inner, dict) else None) or str(place)
     features = {key: value for key, value in fields.items() if key != "i"}
@@ -133,7 +126,7 @@ def _action(place: int, text: bytes) -> Action:
 
 
 def _unwrapped(features: dict[str, Any]) -> dict[str, Any]:
-    """Return features with lists of objects merged, those of Azure's own namespaces without that name."""
+    """Return features with lists of objects merged, and Azure's own namespaces unwrapped."""
     unwrapped: dict[str, Any] = {}
     for name, value in features.items():
         if name[:1] == "_":
@@ -148,62 +141,49 @@ def _unwrapped(features: dict[str, Any]) -> dict[str, Any]:
 
 
 def _probabilities(line: Line, chosen: int, n_actions: int) -> list[float]:
-    """Return those of all actions; ``p`` is in the order of ``a``, which counts from 1. Without it, the rest is even.
+    """Return the probabilities of all actions, by ``a`` (from 1) and ``p``; without ``p``, the others share the rest.
 
-    That of the action taken is ``_label_probability``, whatever ``p`` says.
+    The action taken has ``_label_probability``, whatever its value in ``p``.
     """
     own = logged_probability("_label_probability", line.probability)
-    if line.p is None:
-        rest = (1 - own) / max(n_actions - 1, 1)
-        return [own if k == chosen else rest for k in range(n_actions)]
-    p = distribution("p", line.p, n_actions)
-    places = _places("a", list(range(1, n_actions + 1)) if line.a is None else line.a, 1, n_actions)
-    if len(places) != n_actions:
-        raise ValueError(f"a must name each of {n_actions} actions once, got {str(line.a)[:100]}")
-    by_place = {**dict(zip(places, p, strict=True)), chosen + 1: own}
-    return [by_place[k] for k in range(1, n_actions + 1)]
+    p = dsjson_probabilities(line.p, line.a, n_actions) or [(1 - own) / max(n_actions - 1, 1)] * n_actions
+    return [*p[:chosen], own, *p[chosen + 1 :]]
 
 
-def _places(name: str, numbers: Any, first: int, n: int) -> list[int]:
-    """Return different places of actions."""
+def _places(name: str, numbers: Any, n_actions: int) -> list[int]:
+    """Return different places of actions, from 0."""
     if not isinstance(numbers, list) or not numbers:
         raise ValueError(f"{name} must be a list, got {str(numbers)[:40]}")
-    places = [_position(name, one, first + n - 1, first) for one in numbers]
+    places = [_position(name, place, 0, n_actions - 1) for place in numbers]
     if len(set(places)) < len(places):
         raise ValueError(f"{name} must name each action once, got {str(numbers)[:100]}")
     return places
 
 
-def _position(name: str, value: Any, most: int, least: int = 1) -> int:
+def _position(name: str, value: Any, least: int, most: int) -> int:
     if type(value) is not int or not least <= value <= most:
         raise ValueError(f"{name} must be in {least} to {most}, got {str(value)[:40]}")
-    return value
-
-
-def _object(name: str, value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise ValueError(f"{name} must be an object, got {str(value)[:40]}")
     return value
 
 
 # several slots
 
 
-def _outcomes(line: Line | Part) -> list[dict[str, Any]]:
+def _outcomes(line: Line) -> list[dict[str, Any]]:
     if not isinstance(line.outcomes, list) or not line.outcomes:
         raise ValueError(f"_outcomes must be a list with an outcome for each slot, got {str(line.outcomes)[:40]}")
-    return [_object("_outcomes", one) for one in line.outcomes]
+    return [as_object("_outcomes", outcome) for outcome in line.outcomes]
 
 
-def _events_of(line: Line | Part, outcomes: list[dict[str, Any]]) -> list[str]:
+def _events_of(line: Line, outcomes: list[dict[str, Any]]) -> list[str]:
     """Return the ids of the slots' events: by the line's id, or each its own, as rlclientlib wrote them at first."""
     if line.event_id is not None:
         _id_of(line)
         return events_of(native_id(line.event_id, LONGEST_CALL_ID), len(outcomes))
-    ids = [one.get("_id") for one in outcomes]
-    if not all(isinstance(one, str) and one for one in ids) or len(set(ids)) < len(ids):
+    ids = [outcome.get("_id") for outcome in outcomes]
+    if not all(isinstance(name, str) and name for name in ids) or len(set(ids)) < len(ids):
         raise ValueError("EventId must be a text, or each outcome must have an _id of its own")
-    return [native_id(str(one)) for one in ids]
+    return [native_id(str(name)) for name in ids]
 
 
 def _of_slots(line: Line, actions: list[Action], context: dict[str, Any], slots: list[dict[str, Any]]) -> list[Logged]:
@@ -218,7 +198,7 @@ def _of_slots(line: Line, actions: list[Action], context: dict[str, Any], slots:
     logged: list[Logged] = []
     taken: list[int] = []
     for place, (event, outcome) in enumerate(zip(_events_of(line, outcomes), outcomes, strict=True)):
-        allowed = _places("_inc", slots[place].get("_inc", list(range(len(actions)))), 0, len(actions))
+        allowed = _places("_inc", slots[place].get("_inc", list(range(len(actions)))), len(actions))
         free = [k for k in allowed if k not in taken]
         chosen, probabilities = _slot_probabilities(outcome, free, len(actions))
         taken.append(chosen)
@@ -235,7 +215,7 @@ def _of_slots(line: Line, actions: list[Action], context: dict[str, Any], slots:
 
 
 def _slot(line: Line, place: int, fields: dict[str, Any]) -> Slot:
-    """Return a slot; its id is its place where the line's ids are new with every call."""
+    """Return a slot; its id is its place if the line's ids are new with every call."""
     name = fields.get("_id") if line.event_id is not None else None
     features = _unwrapped(fields)
     if "id" in features:  # the native name of the slot's own
@@ -244,14 +224,14 @@ def _slot(line: Line, place: int, fields: dict[str, Any]) -> Slot:
 
 
 def _slot_probabilities(outcome: dict[str, Any], free: list[int], n_actions: int) -> tuple[int, list[float | None]]:
-    """Return the action that a slot took and the probabilities of all, None for those that it could not have.
+    """Return the action that a slot took and the probabilities of all, None for those not available to it.
 
-    ``_a`` counts from 0 and begins with the action taken. Where it is that action alone, the others' are even.
+    ``_a`` counts from 0 and begins with the action taken. If it has only that action, the others share the rest evenly.
     """
     order, p = outcome.get("_a"), outcome.get("_p")
     if not isinstance(order, list):
         order, p = [order], [p]
-    places = _places("_a", order, 0, n_actions)
+    places = _places("_a", order, n_actions)
     if not isinstance(p, list) or len(p) != len(places):
         raise ValueError(f"_p must have one entry for each of {len(places)} actions, got {str(p)[:100]}")
     chosen, own = places[0], logged_probability("_p", p[0])

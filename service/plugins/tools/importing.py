@@ -1,26 +1,23 @@
-"""Decisions of files into a loop's log, with their probabilities, as if they had been made here.
+"""Imports decisions from files into a loop's log, with their probabilities, as if they had been made here.
 
-Events are known by their id: an import that was interrupted is run again, and goes on with what is missing.
+Events are identified by their id: an interrupted import can be run again, and continues with the missing ones.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
 
-from bandits.evaluation.logs import read_lines
+from bandits.evaluation.sources import Progress
 from fedres.scoring.features import Preparer
 from service.errors import ApiError
 from service.learn.loop_state import read_settings_body
-from service.log.direct import live_loop
-from service.log.protocol import Duplicate, Group, Log, Refused
+from service.log.protocol import Duplicate, Group, Log, Refused, live_loop
 from service.log.records import (
     DELETED,
     LOOP,
@@ -37,58 +34,25 @@ from service.log.records import (
     encode_reward,
     read_decision,
 )
+from service.models.loop_metadata import LoopStatistics, LoopView
 from service.models.published import Loop
-from service.plugins.personalizer.configuration import azure_settings
-from service.plugins.tools.dsjson import Logged, event_ids, read_line
+from service.plugins.tools.decision_files import DecisionFile
+from service.plugins.tools.dsjson import Logged
 from service.rank.decide import Decision, prepare
 from service.settings import Settings
 
 BATCH = 1_000  # lines that are stored together
+UNREADABLE = (ValueError, RecursionError, msgspec.MsgspecError)  # errors of an invalid line
 
-Progress = Callable[[int, int], None]  # how much of a file is read
 Rows = Sequence[tuple[int, Any]]
 
 
 class Imported(NamedTuple):
-    """What came of the lines."""
+    """The result of an import."""
 
     stored: int
-    known: int  # events that were there
-    wrong: int  # lines that were passed over
-
-
-class WrongLine(ValueError):  # noqa: N818
-    """A line that cannot be taken."""
-
-
-class DecisionFile(Protocol):
-    """A file of decisions, read a row at a time: a line of a text, or a row of a table."""
-
-    unit: str  # what rows are called
-    settings: Settings  # of a loop that is made for them
-    reward: str  # what the reward is called
-
-    def rows(self, progress: Progress) -> Iterator[tuple[int, Any]]: ...
-    def ids(self, number: int, row: Any) -> list[str]: ...
-    def read(self, number: int, row: Any) -> list[Logged]: ...
-
-
-class Dsjson:
-    """Lines in dsjson."""
-
-    unit, settings, reward = "line", azure_settings(), "-_label_cost"
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def rows(self, progress: Progress) -> Iterator[tuple[int, bytes]]:
-        return read_lines(self._path, progress)
-
-    def ids(self, number: int, line: bytes) -> list[str]:
-        return event_ids(line)
-
-    def read(self, number: int, line: bytes) -> list[Logged]:
-        return read_line(line)
+    existed: int  # events that existed already
+    wrong: int  # lines that were skipped
 
 
 def import_decisions(
@@ -99,91 +63,75 @@ def import_decisions(
     progress: Progress,
     wrong: Callable[[str], None] | None = None,
 ) -> Imported:
-    """Append the decisions of files to a loop, which is made if it is not there.
+    """Append the decisions of files to a loop, which is created if missing.
 
-    A wrong row ends the import unless ``wrong`` takes what is said of it. All that came before is stored.
+    An invalid row ends the import, after earlier rows are stored, unless the callback ``wrong`` accepts its message.
     """
     importer = _Importer(log, name, next(iter(files.values())).settings, wrong)
     for path, file in files.items():
         rows = file.rows(progress)
         while batch := list(islice(rows, BATCH)):
             importer.take(path, file, batch)
-    return Imported(importer.stored, importer.known, importer.wrong)
+    return Imported(importer.stored, importer.existed, importer.wrong)
 
 
 class _Importer:
     def __init__(self, log: Log, name: str, settings: Settings, report: Callable[[str], None] | None) -> None:
         self._log, self._name, self._report = log, name, report
         self._settings, self._position = _settings_in(log, name, settings)
-        self._loop = Loop(cast(Any, SimpleNamespace(name=name, settings=self._settings)))
+        self._loop = Loop(_unpublished(name, self._settings, self._position))
         self._preparer = Preparer()
-        self.stored = self.known = self.wrong = 0
+        self.stored = self.existed = self.wrong = 0
 
     def take(self, path: Path, file: DecisionFile, rows: Rows) -> None:
-        """Store the decisions of rows; where one is wrong and not passed over, those before it are stored first."""
-        places, logged, ended = [], [], None
-        rows = self._unknown(file, rows)
-        for place, (number, row) in enumerate(rows):
-            try:
-                decisions = self._read(file, number, row)
-            except (ValueError, RecursionError, msgspec.MsgspecError) as error:
-                ended = self._refuse(path, file.unit, number, str(error))
-                if ended is not None:
-                    break
+        """Store the decisions of rows; if an invalid one ends the import, those before it are stored first."""
+        read = [(number, *self._read(file, number, row)) for number, row in self._unknown(file, rows)]
+        requests = [decision.request for _, decisions, _ in read for decision in decisions]
+        prepared = iter(prepare(requests, self._loop, self._preparer))
+        groups: list[Group] = []
+        for number, decisions, error in read:
+            made = [next(prepared) for _ in decisions]
+            refused = [str(each) for each in made if isinstance(each, ApiError)]
+            if error is None and not refused:
+                groups += map(self._records, decisions, made)
                 continue
-            logged += decisions
-            places += [place] * len(decisions)
-        prepared = prepare([one.request for one in logged], self._loop, self._preparer)
-        wrong = {place: made for place, made in zip(places, prepared, strict=True) if isinstance(made, ApiError)}
-        for place, reason in sorted(wrong.items()):
-            ended = self._refuse(path, file.unit, rows[place][0], str(reason)) or ended
-            if ended is not None:
-                break
-        last = min(wrong, default=math.inf) if ended is not None else math.inf
-        self._append(
-            [
-                self._records(one, made)
-                for place, one, made in zip(places, logged, prepared, strict=True)
-                if place not in wrong and place < last
-            ]
-        )
-        if ended is not None:
-            raise ended
+            message = f"{path}, {file.unit} {number}: {error or refused[0]}"
+            if self._report is None:
+                self._append(groups)
+                raise ValueError(message)
+            self._report(message)
+            self.wrong += 1
+        self._append(groups)
 
     def _unknown(self, file: DecisionFile, rows: Rows) -> Rows:
-        """Return rows without those that an earlier run has stored: it went on at least to the last of a batch."""
-        if not self._known(file, rows[-1:]):
+        """Return the rows that no earlier run has stored; if the last one is new, all are taken as new."""
+        if not self._stored_ids(file, rows[-1:]):
             return rows
-        stored, unknown = self._known(file, rows), []
+        stored, unknown = self._stored_ids(file, rows), []
         for number, row in rows:
             ids = _ids(file, number, row)
             if stored.issuperset(ids):
-                self.known += len(ids)
+                self.existed += len(ids)
             else:
                 unknown.append((number, row))
         return unknown
 
-    def _known(self, file: DecisionFile, rows: Rows) -> set[str]:
+    def _stored_ids(self, file: DecisionFile, rows: Rows) -> set[str]:
         events = [name for number, row in rows for name in _ids(file, number, row)]
         return {str(entry.event) for entry in self._log.find(self._name, events) if entry.kind == RANK}
 
-    def _read(self, file: DecisionFile, number: int, row: Any) -> list[Logged]:
+    def _read(self, file: DecisionFile, number: int, row: Any) -> tuple[list[Logged], str | None]:
+        """Return the decisions of a row, or none and an error message."""
         low, high = self._settings.reward_range
-        decisions = file.read(number, row)
-        for one in decisions:
-            if one.reward is not None and not low <= one.reward <= high:
-                rule = f"{file.reward} must be in [{low:g}, {high:g}], the loop's reward_range, got {one.reward:g}"
-                raise ValueError(f"{rule}: make a loop with another range first")
-        return decisions
-
-    def _refuse(self, path: Path, unit: str, number: int, message: str) -> WrongLine | None:
-        """Return what ends the import, None where the row is passed over."""
-        said = f"{path}, {unit} {number}: {message}"
-        if self._report is None:
-            return WrongLine(said)
-        self._report(said)
-        self.wrong += 1
-        return None
+        try:
+            decisions = file.read(number, row)
+        except UNREADABLE as error:
+            return [], str(error)
+        for decision in decisions:
+            if decision.reward is not None and not low <= decision.reward <= high:
+                rule = f"{file.reward} must be in [{low:g}, {high:g}], the loop's reward_range, got {decision.reward:g}"
+                return [], f"{rule}: make a loop with another range first"
+        return decisions, None
 
     def _records(self, logged: Logged, prepared: Any) -> Group:
         scores = [0.0] * len(logged.probabilities)
@@ -203,7 +151,7 @@ class _Importer:
     def _append(self, groups: Sequence[Group]) -> None:
         for outcome in self._log.append(groups) if groups else ():
             if isinstance(outcome, Duplicate):
-                self.known += 1
+                self.existed += 1
             elif isinstance(outcome, Refused):
                 raise ValueError(str(outcome))
             else:
@@ -211,14 +159,14 @@ class _Importer:
 
 
 def _on_page(rank: Record, page: Place) -> Record:
-    """Return a decision as that on a place of a page, of whose candidates it has one; no baseline is known."""
+    """Return a decision as one for a place of a page, with one of the candidates and without a baseline."""
     body = {**msgspec.json.decode(rank.body), "page": msgspec.to_builtins(page)}
     example = replace(read_decision(rank.example or b""), baseline_weight=0.0)
     return rank._replace(example=example.encode(), body=encode(body))
 
 
 def _as_feedback(rank: Record, logged: Logged) -> Record:
-    """Return what was nobody's decision as feedback."""
+    """Return the record of an event without a decision as feedback."""
     body, happened = decode_rank(rank.body), logged.timestamp
     sent = FeedbackBody(
         body.context,
@@ -235,16 +183,37 @@ def _as_feedback(rank: Record, logged: Logged) -> Record:
     return rank._replace(example=example.encode(), body=encode(sent))
 
 
+def _unpublished(name: str, settings: Settings, position: int) -> LoopView:
+    """Return the view of a loop that has learned nothing and has no catalogue."""
+    return LoopView(
+        name=name,
+        created_at=position,
+        position=position,
+        time=0,
+        version=position,
+        settings=settings,
+        settings_version=position,
+        statistics=LoopStatistics(),
+        n_waiting=0,
+        seen_range=settings.reward_range,
+        newest=0,
+        catalogue_version=0,
+        catalogue_pieces=(0, 0),
+        clients_version=0,
+        erased=[],
+    )
+
+
 def _ids(file: DecisionFile, number: int, row: Any) -> list[str]:
-    """Return the ids of a row's decisions, one that nobody has where it has none."""
+    """Return the ids of a row's decisions, or one unused id if it has none."""
     try:
         return file.ids(number, row)
-    except (ValueError, RecursionError, msgspec.MsgspecError):
+    except UNREADABLE:
         return [""]
 
 
 def _settings_in(log: Log, name: str, settings: Settings) -> tuple[Settings, int]:
-    """Return a loop's newest settings and their position; make the loop with ``settings`` if it is not there."""
+    """Return a loop's newest settings and their position; create the loop with ``settings`` if missing."""
     entry = live_loop(log, name)
     if entry is None:
         deleted = log.of_kind(name, DELETED)
@@ -256,5 +225,5 @@ def _settings_in(log: Log, name: str, settings: Settings) -> tuple[Settings, int
     position = entry.position
     while entries := log.read(name, position, 2_000, bodies=False):
         position = entries[-1].position
-        entry = next((one for one in reversed(entries) if one.kind == SETTINGS), entry)
+        entry = next((newest for newest in reversed(entries) if newest.kind == SETTINGS), entry)
     return read_settings_body(entry.body), entry.position

@@ -1,4 +1,4 @@
-"""Keeps a SQLite store safe: back it up while it is in use, restore it, give a damaged record up."""
+"""Maintenance of a SQLite store: back it up while it is in use, restore it, check for a damaged record."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ import sqlite3
 import time
 from pathlib import Path
 
+from bandits.evaluation.sources import Progress, ignore_progress
 from fedres.lease import Lease
 from service.log.files import replacing, sync, with_companions
 from service.log.protocol import Head, Log
 from service.log.records import DamagedRecord
-from service.plugins.tools.verifying import Progress, Verification, ignore_progress, snapshot_of, verify_sqlite
+from service.plugins.tools.verifying import Verification, snapshot_of, verify_sqlite
 
 PAGES = 4_096  # copied at a time
-DERIVED = "-models"  # beside the store: what was learned, made again from the log if it is missing
+DERIVED = "-models"  # beside the store: the models, learned again from the log if missing
 
 
 def backup(store: Path, target: Path, progress: Progress = ignore_progress) -> Verification:
@@ -41,7 +42,7 @@ def backup(store: Path, target: Path, progress: Progress = ignore_progress) -> V
 
 
 def restore(store: Path, source: Path, *, force: bool = False, progress: Progress = ignore_progress) -> list[Path]:
-    """Put a verified copy of the backup in the store's place; return where the files of the old one are now."""
+    """Replace the store by a verified copy of the backup; return the new paths of the old store's files."""
     verified = verify_sqlite(source, progress)
     if verified.findings:
         raise ValueError(f"the backup must be whole, got {source}: {verified.findings[0].message}")
@@ -61,10 +62,10 @@ def restore(store: Path, source: Path, *, force: bool = False, progress: Progres
 
 def _set_aside(store: Path, files: list[Path]) -> list[Path]:
     """Rename files of a store, its companions first: the file itself must not be read without them."""
-    aside = f"{store.name}.before-restore-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
+    new_name = f"{store.name}.before-restore-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
     kept = []
     for file in reversed(files):
-        new = file.with_name(aside + file.name.removeprefix(store.name))
+        new = file.with_name(new_name + file.name.removeprefix(store.name))
         if new.exists():
             raise ValueError(f"{new} is there already: wait a second and try again")
         os.replace(file, new)
@@ -73,7 +74,7 @@ def _set_aside(store: Path, files: list[Path]) -> list[Path]:
 
 
 def remove_derived(store: Path) -> None:
-    """Remove what was learned from another log."""
+    """Remove models that were learned from another log."""
     for file in with_companions(store.with_name(store.name + DERIVED)):
         file.unlink(missing_ok=True)
 

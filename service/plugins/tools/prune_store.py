@@ -1,4 +1,4 @@
-"""``fedres log prune``: asks whoever learns from a store to remove old events, or does it where nobody learns."""
+"""``fedres log prune``: requests that a running learner removes old events, or removes them itself without one."""
 
 from __future__ import annotations
 
@@ -8,16 +8,15 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 from fedres.lease import Lease
 from service.learn.learner import Learner
 from service.learn.pruning import last_before
 from service.learn.snapshots import Snapshots
-from service.log.direct import DirectWriter, is_pruned, live_loop
 from service.log.opening import Store
-from service.log.protocol import Log
+from service.log.protocol import Log, live_loop
 from service.log.records import ERASE, ERASED, RANK, EraseBody, Record, decode_erased, encode
+from service.log.writer import DirectWriter, is_pruned
 from service.models.published import Publisher, make_current
 from service.plugins.tools.verifying import is_in_use
 
@@ -25,15 +24,8 @@ POLL_SECONDS = 0.2
 SHARED_MEMORY = Path("/dev/shm")
 
 
-class OldEvents(NamedTuple):
-    """What is older than a time."""
-
-    events: int
-    records: int  # these and all others
-
-
 def loops_of(log: Log, loop: str | None) -> list[str]:
-    """Return the loops that are there, or the one that is meant."""
+    """Return all existing loops, or only ``loop``."""
     there = [name for name in sorted(log.heads()) if live_loop(log, name) is not None]
     if loop is None:
         return there
@@ -42,20 +34,20 @@ def loops_of(log: Log, loop: str | None) -> list[str]:
     return [loop]
 
 
-def old_events(log: Log, loop: str, before: int) -> OldEvents:
-    """Count what is older than a time."""
+def count_old(log: Log, loop: str, before: int) -> tuple[int, int]:
+    """Return how many events, and how many records in all, are older than a time."""
     cut, position, n_events, n_records = last_before(log, loop, before, 0), 0, 0, 0
-    while entries := [one for one in log.read(loop, position, 1_000, bodies=False) if one.position <= cut]:
+    while entries := [entry for entry in log.read(loop, position, 1_000, bodies=False) if entry.position <= cut]:
         position = entries[-1].position
         n_records += len(entries)
-        n_events += sum(one.kind == RANK for one in entries)
-    return OldEvents(n_events, n_records)
+        n_events += sum(entry.kind == RANK for entry in entries)
+    return n_events, n_records
 
 
 def prune_store(store: Store, log: Log, loops: list[str], before: int, show: Callable[[int], None]) -> dict[str, int]:
-    """Remove events from before a time; return by loop how many records went. ``show`` is told as they go.
+    """Remove events from before a time; return the number of removed records by loop. ``show`` gets the progress.
 
-    A service that runs does it; its models are in use. Otherwise it is done here.
+    A running service does the work, as its models are in use; otherwise it is done here.
     """
     removed = {loop: log.heads()[loop].removed for loop in loops}
     with _learner_of(store, log, loops) as learner:
@@ -74,13 +66,13 @@ def prune_store(store: Store, log: Log, loops: list[str], before: int, show: Cal
 
 @contextlib.contextmanager
 def _learner_of(store: Store, log: Log, loops: list[str]) -> Iterator[Learner | None]:
-    """Lend a learner of our own, None where a service has one."""
+    """Yield a learner, None if a running service has one."""
     if not store.is_shared:
         if is_in_use(store.path):
             yield None
             return
         lease: contextlib.AbstractContextManager[object] = Lease(store.path)
-    elif any(log.hold(loop) is None for loop in loops):  # a machine that runs holds it
+    elif any(log.hold(loop) is None for loop in loops):  # a running machine holds it
         yield None
         return
     else:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import itertools
 import math
 import platform
 import sqlite3
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
+from bandits.evaluation.sources import Progress, ignore_progress
 from fedres.lease import Lease
 from service.log.checking import readable
 from service.log.files import replacing, with_companions
@@ -41,7 +41,6 @@ from service.log.records import (
 from service.log.sqlite import INSERT, SET_HEAD
 from service.log.sqlite_schema import opened, sqlite_file
 from service.plugins.tools.maintenance import remove_derived
-from service.plugins.tools.verifying import Progress, ignore_progress
 
 FORMATS = ("jsonl", "parquet")
 VERSION = 1
@@ -68,9 +67,9 @@ class JsonRecord(msgspec.Struct, omit_defaults=True):
     event: str | None
     user: str | None
     checksum: str  # hex
-    example: str | None  # base64
+    example: bytes | None  # msgspec writes bytes in base64
     body: msgspec.Raw = msgspec.Raw(b"")
-    body_base64: str | None = None
+    body_base64: bytes | None = None
 
 
 _encode = msgspec.json.Encoder().encode
@@ -84,51 +83,46 @@ _read_record = msgspec.json.Decoder(JsonRecord).decode
 def export_log(
     log: Log, target: Path, form: str, *, loop: str | None = None, progress: Progress = ignore_progress
 ) -> int:
-    """Write all records that there are now to ``target``; return how many.
+    """Write all current records to ``target``; return their number.
 
     Raise ``ValueError`` if records were removed meanwhile.
     """
-    heads = _chosen(log.heads(), loop)
-
-    def entries() -> Iterator[Entry]:
-        for name, head in heads.items():
-            after = 0
-            while after < head.last and (batch := log.read(name, after, 1_000)):
-                yield from (entry for entry in batch if entry.position <= head.last)
-                after = batch[-1].position
-            if log.heads()[name].removed != head.removed:
-                raise ValueError(f"records of loop {name!r} were removed meanwhile: export again")
-
-    return _write(target, form, heads, entries(), progress)
-
-
-def _chosen(heads: dict[str, Head], loop: str | None) -> dict[str, Head]:
-    if loop is None:
-        return heads
-    if loop not in heads:
-        raise ValueError(f"loop {loop!r} does not exist in the log, which has {', '.join(sorted(heads))}")
-    return {loop: heads[loop]}
-
-
-def _write(target: Path, form: str, heads: dict[str, Head], entries: Iterator[Entry], progress: Progress) -> int:
+    heads = log.heads()
     if form not in FORMATS:
         raise ValueError(f"format must be one of {', '.join(FORMATS)}, got {form!r}")
+    if loop is not None:
+        if loop not in heads:
+            raise ValueError(f"loop {loop!r} does not exist in the log, which has {', '.join(sorted(heads))}")
+        heads = {loop: heads[loop]}
     n_records = sum(head.last - head.removed for head in heads.values())
     header = LogHeader(VERSION, platform.machine(), n_records, heads)
+    batches = _counted("the log", _entries(log, heads), n_records, progress, "see fedres log verify")
     with replacing(target) as part:
-        batches = _counted(entries, n_records, progress)
         _write_parquet(part, header, batches) if form == "parquet" else _write_lines(part, header, batches)
     return n_records
 
 
-def _counted(entries: Iterator[Entry], n_records: int, progress: Progress) -> Iterator[list[Entry]]:
+def _entries(log: Log, heads: dict[str, Head]) -> Iterator[Entry]:
+    for loop, head in heads.items():
+        after = 0
+        while after < head.last and (batch := log.read(loop, after, 1_000)):
+            yield from (entry for entry in batch if entry.position <= head.last)
+            after = batch[-1].position
+        if log.heads()[loop].removed != head.removed:
+            raise ValueError(f"records of loop {loop!r} were removed meanwhile: export again")
+
+
+def _counted(
+    name: str, entries: Iterator[Entry], n_records: int, progress: Progress, advice: str
+) -> Iterator[list[Entry]]:
+    """Yield all entries a batch at a time; raise ``ValueError`` if their number is wrong."""
     done = 0
     while batch := list(itertools.islice(entries, BATCH)):
         done += len(batch)
         yield batch
         progress(done, n_records)
     if done != n_records:
-        raise ValueError(f"the log must have {n_records} records, and has {done}: see fedres log verify")
+        raise ValueError(f"{name} must have {n_records} records, and has {done}: {advice}")
 
 
 def _write_lines(part: Path, header: LogHeader, batches: Iterator[list[Entry]]) -> None:
@@ -139,18 +133,16 @@ def _write_lines(part: Path, header: LogHeader, batches: Iterator[list[Entry]]) 
 
 
 def _as_json(entry: Entry) -> JsonRecord:
-    example = None if entry.example is None else base64.b64encode(entry.example).decode()
-    names = (entry.loop, entry.position, entry.time, entry.kind, entry.event, entry.user)
-    record = JsonRecord(*names, checksum(entry).hex(), example)
+    record = JsonRecord(*entry[:6], checksum(entry).hex(), entry.example)
     if _is_line_of_json(entry.body):
         record.body = msgspec.Raw(entry.body)
     else:
-        record.body_base64 = base64.b64encode(entry.body).decode()
+        record.body_base64 = entry.body
     return record
 
 
 def _is_line_of_json(body: bytes) -> bool:
-    """Return whether a body can stand in a line and come out of it byte for byte."""
+    """Return whether a body can be written as a line and read back byte for byte."""
     try:
         msgspec.json.decode(body)
     except (msgspec.MsgspecError, ValueError, RecursionError):
@@ -162,19 +154,20 @@ def _is_line_of_json(body: bytes) -> bool:
 
 
 def import_log(source: Path, store: Path, progress: Progress = ignore_progress) -> int:
-    """Make a store of an exported file, and return its number of records; it is there whole or not at all."""
+    """Create a store from an exported file, as a whole or not at all; return its number of records."""
     with Lease(store) as lease, contextlib.ExitStack() as undo:
         for file in with_companions(store):
             if file.exists():
                 raise ValueError(f"store must not be there yet, got {file}")
-        undo.callback(lease.remove)  # unless there will be a store
-        header, batches = _read(source)
+        undo.callback(lease.remove)  # unless the store is created
+        with source.open("rb") as exported:
+            is_parquet = exported.read(len(PARQUET_MAGIC)) == PARQUET_MAGIC
+        header, entries = _read_parquet(source) if is_parquet else _read_lines(source)
         if header.fedres_log != VERSION:
             raise ValueError(f"{source} must have version {VERSION}, got {header.fedres_log}")
         with replacing(store) as part:
-            db = opened(sqlite_file(part))
-            with contextlib.closing(db):
-                _fill(db, source, header, batches, progress)  # type: ignore[arg-type]
+            with contextlib.closing(opened(sqlite_file(part))) as db:
+                _fill(db, source, header, entries, progress)  # type: ignore[arg-type]
                 list(db.execute("PRAGMA journal_mode=DELETE"))
             remove_derived(store)
         undo.pop_all()
@@ -182,24 +175,20 @@ def import_log(source: Path, store: Path, progress: Progress = ignore_progress) 
 
 
 def _fill(
-    db: sqlite3.Connection, source: Path, header: LogHeader, batches: Iterator[list[Entry]], progress: Progress
+    db: sqlite3.Connection, source: Path, header: LogHeader, entries: Iterator[Entry], progress: Progress
 ) -> None:
-    db.execute("PRAGMA synchronous=OFF")  # it is synced as a whole before it gets its name
+    db.execute("PRAGMA synchronous=OFF")  # the file is synced as a whole before it is renamed
     last = dict.fromkeys(header.loops, (0, 0))  # position and time
-    n_records = 0
-    for batch in batches:
+    for batch in _counted(str(source), entries, header.records, progress, "it is not complete"):
         db.execute("BEGIN")
         for entry in batch:
             _check_order(source, entry, header, last)
+        rows = [(*entry[:6], checksum(entry), entry.example, readable(entry.body)) for entry in batch]
         try:
-            db.executemany(INSERT, map(_row, batch))
+            db.executemany(INSERT, rows)
         except sqlite3.IntegrityError as error:
             raise ValueError(f"{source} has an event twice: {error}") from None
         db.execute("COMMIT")
-        n_records += len(batch)
-        progress(n_records, header.records)
-    if n_records != header.records:
-        raise ValueError(f"{source} must have {header.records} records, and has {n_records}: it is not complete")
     db.execute("BEGIN")
     db.executemany(SET_HEAD, [(loop, *head) for loop, head in header.loops.items()])
     db.execute("COMMIT")
@@ -213,18 +202,7 @@ def _check_order(source: Path, entry: Entry, header: LogHeader, last: dict[str, 
     last[entry.loop] = (entry.position, entry.time)
 
 
-def _row(entry: Entry) -> Sequence[Any]:
-    loop, position, time, kind, event, user, example, body = entry
-    return loop, position, time, kind, event, user, checksum(entry), example, readable(body)
-
-
-def _read(source: Path) -> tuple[LogHeader, Iterator[list[Entry]]]:
-    with source.open("rb") as file:
-        first = file.read(len(PARQUET_MAGIC))
-    return _read_parquet(source) if first == PARQUET_MAGIC else _read_lines(source)
-
-
-def _read_lines(source: Path) -> tuple[LogHeader, Iterator[list[Entry]]]:
+def _read_lines(source: Path) -> tuple[LogHeader, Iterator[Entry]]:
     lines = _lines(source)
     try:
         header = _read_header(next(lines, b""))
@@ -238,7 +216,7 @@ def _read_lines(source: Path) -> tuple[LogHeader, Iterator[list[Entry]]]:
             except (msgspec.MsgspecError, ValueError) as error:
                 raise ValueError(f"{source}, line {number}: {error}") from None
 
-    return header, _in_batches(entries())
+    return header, entries()
 
 
 def _lines(source: Path) -> Iterator[bytes]:
@@ -246,16 +224,10 @@ def _lines(source: Path) -> Iterator[bytes]:
         yield from file
 
 
-def _in_batches(entries: Iterator[Entry]) -> Iterator[list[Entry]]:
-    while batch := list(itertools.islice(entries, BATCH)):
-        yield batch
-
-
 def _entry_of_json(record: JsonRecord) -> Entry:
-    body = bytes(record.body) if record.body_base64 is None else base64.b64decode(record.body_base64, validate=True)
-    example = None if record.example is None else base64.b64decode(record.example, validate=True)
+    body = bytes(record.body) if record.body_base64 is None else record.body_base64
     names = (record.loop, record.position, record.time, record.kind, record.event, record.user)
-    return _checked(Entry(*names, example, body), bytes.fromhex(record.checksum))
+    return _checked(Entry(*names, record.example, body), bytes.fromhex(record.checksum))
 
 
 def _checked(entry: Entry, stored: bytes) -> Entry:
@@ -265,11 +237,11 @@ def _checked(entry: Entry, stored: bytes) -> Entry:
     return entry
 
 
-# whether a learner can read a record: checksums have no key, so a file from elsewhere may hold anything
+# checks that a learner can read a record: checksums have no key, so a foreign file may hold anything
 
 
 def check_learnable(entry: Entry) -> None:
-    """Raise ``ValueError`` for a record that no learner could read."""
+    """Raise ``ValueError`` for a record that learners cannot read."""
     try:
         _check(entry)
     except (ValueError, struct.error, msgspec.MsgspecError) as error:
@@ -279,15 +251,19 @@ def check_learnable(entry: Entry) -> None:
 
 def _check(entry: Entry) -> None:
     if entry.kind in (RANK, REWARD, RESIDUAL):
-        _require(entry.event is not None, "it must name its event")
-        _require(entry.example is not None, "it must have an example")
-    if entry.kind in (RANK, RESIDUAL, REWARD) and entry.example is not None:
-        _require(all(map(math.isfinite, _numbers(entry.kind, entry.example))), "its numbers must be finite")
+        if entry.event is None or entry.example is None:
+            raise ValueError("it must name its event and have an example")
+        if not all(map(math.isfinite, _numbers(entry.kind, entry.example))):
+            raise ValueError("its numbers must be finite")
     elif entry.kind == ERASED:
         base = decode_erased(entry.body).base
-        _require(0 <= base < entry.position, f"its base must be in front of it, got {base}")
+        if not 0 <= base < entry.position:
+            raise ValueError(f"its base must be in front of it, got {base}")
     elif entry.kind in _BODIES:
         _BODIES[entry.kind](entry.body)
+
+
+_BODIES = {ACTIONS: decode_actions, ERASE: decode_erase, UPDATE: decode_update}
 
 
 def _numbers(kind: str, example: bytes) -> list[float]:
@@ -306,14 +282,6 @@ def _sum(values: bytes) -> float:
     return float(np.frombuffer(values, np.float32).sum(dtype=np.float64))
 
 
-def _require(good: bool, rule: str) -> None:
-    if not good:
-        raise ValueError(rule)
-
-
-_BODIES = {ACTIONS: decode_actions, ERASE: decode_erase, UPDATE: decode_update}
-
-
 # Parquet
 
 
@@ -326,17 +294,12 @@ def _pyarrow() -> Any:
     return pyarrow
 
 
-def _schema(header: LogHeader) -> Any:
-    arrow = _pyarrow()
-    text, number, binary = arrow.string(), arrow.int64(), arrow.binary()
-    columns = [("loop", text), ("position", number), ("time", number), ("kind", text), ("event", text), ("user", text)]
-    columns += [("checksum", binary), ("example", binary), ("body", text), ("body_binary", binary)]
-    return arrow.schema(columns, metadata={"fedres": _encode(header)})
-
-
 def _write_parquet(part: Path, header: LogHeader, batches: Iterator[list[Entry]]) -> None:
     arrow = _pyarrow()
-    schema = _schema(header)
+    text, number, binary = arrow.string(), arrow.int64(), arrow.binary()
+    fields = [("loop", text), ("position", number), ("time", number), ("kind", text), ("event", text), ("user", text)]
+    fields += [("checksum", binary), ("example", binary), ("body", text), ("body_binary", binary)]
+    schema = arrow.schema(fields, metadata={"fedres": _encode(header)})
     with arrow.parquet.ParquetWriter(part, schema) as writer:
         for batch in batches:
             columns = zip(*map(_parquet_row, batch), strict=True)
@@ -350,7 +313,7 @@ def _parquet_row(entry: Entry) -> tuple[Any, ...]:
     return (*entry[:6], checksum(entry), entry.example, *bodies)
 
 
-def _read_parquet(source: Path) -> tuple[LogHeader, Iterator[list[Entry]]]:
+def _read_parquet(source: Path) -> tuple[LogHeader, Iterator[Entry]]:
     arrow = _pyarrow()
     try:
         file = arrow.parquet.ParquetFile(source)
@@ -358,12 +321,12 @@ def _read_parquet(source: Path) -> tuple[LogHeader, Iterator[list[Entry]]]:
     except (arrow.ArrowException, msgspec.MsgspecError, ValueError) as error:
         raise ValueError(f"{source} must be an exported log: {error}") from None
 
-    def batches() -> Iterator[list[Entry]]:
+    def entries() -> Iterator[Entry]:
         with contextlib.closing(file):
             for batch in file.iter_batches(BATCH):
-                yield [_entry_of_parquet(row) for row in batch.to_pylist()]
+                yield from map(_entry_of_parquet, batch.to_pylist())
 
-    return header, batches()
+    return header, entries()
 
 
 def _entry_of_parquet(row: dict[str, Any]) -> Entry:

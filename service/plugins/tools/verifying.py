@@ -6,11 +6,12 @@ import contextlib
 import fcntl
 import os
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bandits.evaluation.sources import Progress, ignore_progress
 from fedres.lease import Lease
 from service.log.protocol import Head, Log, StoreUnavailable
 from service.log.records import DamagedRecord, Entry, check
@@ -18,14 +19,12 @@ from service.log.sqlite import BODIES, NAMES
 from service.log.sqlite_schema import SCHEMA, check_kind
 from service.log.sqlite_wal import wal_damage
 
-Progress = Callable[[int, int], None]  # done, of how many
-
 RESTORE = "restore a backup (fedres log restore)"
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is damaged; a record has a loop, a position and a kind too."""
+    """A damaged file or record; records have a loop, a position and a kind too."""
 
     file: str
     message: str
@@ -37,7 +36,7 @@ class Finding:
 
 @dataclass(slots=True)
 class Seen:
-    """What a loop turned out to have."""
+    """The number of a loop's records, and its last one."""
 
     n_records: int = 0
     last: int = 0
@@ -46,7 +45,7 @@ class Seen:
 
 @dataclass(slots=True)
 class Verification:
-    """What was found."""
+    """The result of a verification."""
 
     findings: list[Finding] = field(default_factory=list)
     n_records: int = 0
@@ -56,14 +55,15 @@ class Verification:
         self.findings.append(Finding(file, message, advice, **record))
 
 
-def ignore_progress(done: int, total: int) -> None:
-    """Show nothing."""
+def check_exists(path: Path) -> None:
+    """Raise ``ValueError`` if the store does not exist."""
+    if not path.exists():
+        raise ValueError(f"no store at {path}; run this where the service was started, or pass --store")
 
 
 def snapshot_of(path: Path) -> contextlib.closing[sqlite3.Connection]:
-    """Return a connection that reads the store as it is now, and neither writes nor holds up whoever does."""
-    if not path.exists():
-        raise ValueError(f"no store at {path}; run this where the service was started, or pass --store")
+    """Return a connection that reads the current state of the store, without writing or blocking writers."""
+    check_exists(path)
     db = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, isolation_level=None, timeout=10)
     try:
         db.execute("BEGIN")
@@ -75,7 +75,7 @@ def snapshot_of(path: Path) -> contextlib.closing[sqlite3.Connection]:
 
 
 def is_in_use(path: Path) -> bool:
-    """Return whether a service has the store; nothing is written, as the disk may be read-only."""
+    """Return whether a service uses the store; nothing is written, as the disk may be read-only."""
     try:
         file = os.open(Lease(path).path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -90,17 +90,16 @@ def is_in_use(path: Path) -> bool:
 
 
 def verify_sqlite(path: Path, progress: Progress = ignore_progress) -> Verification:
-    """Check a SQLite store: the file, its write-ahead log, all records, and that none is missing."""
+    """Verify a SQLite store: the file, its write-ahead log, all records, and that none is missing."""
+    check_exists(path)
     verification = Verification()
-    if not path.exists():
-        raise ValueError(f"no store at {path}; run this where the service was started, or pass --store")
     wal = wal_damage(path, in_use=is_in_use(path))
     if wal is not None:
         keep = f"keep what is in front of the damage (sqlite3 {path} 'PRAGMA wal_checkpoint(TRUNCATE)')"
         verification.add(f"{path}-wal", str(wal), f"{RESTORE}, or {keep}" if wal.certain else "start the service")
     try:
         with snapshot_of(path) as db:
-            db.text_factory = _lenient_text
+            db.text_factory = lambda data: data.decode(errors="surrogateescape")  # no checksum matches such text
             check_kind(db)
             _check_file(db, str(path), verification)
             heads = db.execute("SELECT loop, last, time, removed FROM head")
@@ -114,10 +113,6 @@ def verify_sqlite(path: Path, progress: Progress = ignore_progress) -> Verificat
     return verification
 
 
-def _lenient_text(data: bytes) -> str:
-    return data.decode(errors="surrogateescape")  # no checksum matches what was no UTF-8
-
-
 def _check_file(db: sqlite3.Connection, file: str, verification: Verification) -> None:
     made = {sql for (sql,) in db.execute("SELECT sql FROM sqlite_master WHERE name NOT LIKE 'sqlite_%'")}
     if made != {sql for sql in SCHEMA if sql.startswith("CREATE")}:
@@ -126,14 +121,14 @@ def _check_file(db: sqlite3.Connection, file: str, verification: Verification) -
         for (line,) in db.execute("PRAGMA integrity_check"):
             if line != "ok":
                 verification.add(file, f"SQLite finds the file damaged: {line}")
-    except sqlite3.Error as error:  # go on: records that can be read are named
+    except sqlite3.Error as error:  # continue, to name the readable records
         verification.add(file, f"SQLite finds the file damaged: {error}")
 
 
 def _check_records(
     db: sqlite3.Connection, file: str, verification: Verification, progress: Progress
 ) -> dict[str, Seen]:
-    """Check the records from the first to the last, and where a page cannot be read also from the last backwards."""
+    """Check all records in order; if a page cannot be read, also from the last one backwards."""
     total = sum(head.last - head.removed for head in verification.heads.values())
     seen: dict[str, Seen] = {}
     reached = 0
@@ -175,10 +170,10 @@ def _add_record(verification: Verification, file: str, loop: str, position: int,
 def _check_heads(file: str, verification: Verification, seen: dict[str, Seen]) -> None:
     for loop in sorted({*seen, *verification.heads}):
         head, there = verification.heads.get(loop, Head(0, 0, 0)), seen.get(loop, Seen())
-        if there.n_records != head.last - head.removed:
-            expected = head.last - head.removed
+        expected = head.last - head.removed
+        if there.n_records != expected:
             verification.add(file, f"loop {loop!r} must have {expected} records, and has {there.n_records}", loop=loop)
-        elif not _ends_at(there, head) and not any(one.loop == loop for one in verification.findings):
+        elif not _ends_at(there, head) and not any(finding.loop == loop for finding in verification.findings):
             verification.add(file, f"the head of loop {loop!r} does not match its last record", loop=loop)
 
 
@@ -201,13 +196,9 @@ def verify_log(log: Log, name: str, progress: Progress = ignore_progress) -> Ver
                 _add_record(verification, name, entry.loop, entry.position, None)
             if verification.n_records % 1_000 == 0:
                 progress(verification.n_records, total)
-        n_records, now = verification.n_records - n_before, log.heads()[loop]
-        if (
-            len(verification.findings) == n_damaged
-            and now.removed == head.removed
-            and n_records != head.last - head.removed
-        ):
-            expected = head.last - head.removed
+        n_records, expected = verification.n_records - n_before, head.last - head.removed
+        is_whole = len(verification.findings) == n_damaged and log.heads()[loop].removed == head.removed
+        if is_whole and n_records != expected:
             verification.add(name, f"loop {loop!r} must have {expected} records, and has {n_records}", loop=loop)
     return verification
 

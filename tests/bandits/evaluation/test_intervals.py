@@ -11,7 +11,7 @@ from scipy import stats
 
 from bandits.evaluation.compare import evaluate
 from bandits.evaluation.evidence import fixed_time
-from bandits.evaluation.intervals import Kind, Terms, interval, student_limit, upper_limit
+from bandits.evaluation.intervals import IntervalKind, Terms, interval, student_limit, upper_limit
 from bandits.evaluation.logs import LoggedEvent
 from bandits.evaluation.table import table
 
@@ -227,5 +227,5 @@ def test_a_limit_is_where_evidence_is_enough():
     seen, possible = Terms(np.zeros(100), np.ones(100)), Terms(np.array([1.0]), np.ones(1))
     assert upper_limit(seen, possible, 1.0, fixed_time(0.95)) == pytest.approx(0.0364, abs=1e-4)
     assert upper_limit(seen, possible, 0.01, fixed_time(0.95)) == 0.01
-    kind = Kind(0.95, False, (0.0, 1.0), np.arange(100))
+    kind = IntervalKind(0.95, False, (0.0, 1.0), np.arange(100))
     assert interval(lambda _: (seen, possible), 0.5, (0.0, 1.0), kind)[1:] == pytest.approx((0, 0.5), abs=1e-9)

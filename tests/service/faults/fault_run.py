@@ -15,7 +15,6 @@ from fault_clients import EARLIEST, SUMS, Client, Connection, Whereabouts, path_
 from fault_server import RunningServer
 
 from service.learn.learner import replay
-from service.log.direct import is_pruned
 from service.log.opening import Store, open_log
 from service.log.records import (
     ERASE,
@@ -30,6 +29,7 @@ from service.log.records import (
     encode,
     read_decision,
 )
+from service.log.writer import is_pruned
 
 N_CLIENTS = 16
 LOOPS = (EARLIEST, SUMS)

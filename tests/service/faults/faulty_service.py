@@ -15,10 +15,10 @@ from pathlib import Path
 from service.learn.learner import Learner
 from service.log import opening, sqlite
 from service.log.opening import Store, steady_clock
-from service.log.sqlite import system_clock
 from service.log.sqlite_schema import sqlite_file
 from service.roles import learner, supervisor
 from service.roles.config import Config
+from service.times import system_clock
 
 
 def run(store, rankers=1, database=None, **faults):

@@ -7,8 +7,9 @@ import re
 
 import pytest
 
-from service.app import declared_routes, page_routes
+from service.app import declared_routes
 from service.http.keys import ROLES
+from service.http.pages import docs_routes
 from service.http.request import Limits
 
 OPEN_TO = {  # what each role may do; admin may do everything
@@ -106,7 +107,7 @@ ADMIN_OF_ITSELF = {
     "GET /v1/loops/{loop}/users/{user}/events",
 }
 
-ROUTES = [*declared_routes(None, None, Limits()), *page_routes()]
+ROUTES = [*declared_routes(None, None, Limits()), *docs_routes("", dict)]
 OPERATIONS = [(route.method, route.path) for route in ROUTES]
 WHO = ["none", *(f"{role} of {loops}" for role in ROLES for loops in ("all", "this", "other"))]
 ENDED = [f"{how} {role}" for how in ("revoked", "expired") for role in ROLES]

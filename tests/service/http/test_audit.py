@@ -4,7 +4,7 @@ import json
 
 from service.app import declared_routes
 from service.http import audit
-from service.http.audit import Audit, audit_of
+from service.http.audit import Audit
 from service.http.request import Limits
 
 
@@ -46,7 +46,7 @@ def test_every_route_that_changes_what_only_admins_may_change_is_audited():
 
 def test_the_file_is_its_owners_alone_and_ends_somewhere(tmp_path, monkeypatch):
     monkeypatch.setattr(audit, "MOST_BYTES", 1_000)
-    kept = audit_of(tmp_path / "store.db")
+    kept = Audit(tmp_path / "store.db")
     for k in range(100):
         kept.note("key", f"call {k}")
     files = sorted(tmp_path.iterdir())
@@ -56,6 +56,6 @@ def test_the_file_is_its_owners_alone_and_ends_somewhere(tmp_path, monkeypatch):
 
 
 def test_a_disk_that_is_full_stops_nobody(tmp_path, caplog):
-    Audit(tmp_path / "nowhere" / "audit").note("key", "call")
+    Audit(tmp_path / "nowhere" / "store.db").note("key", "call")
     assert "audit log cannot be written" in caplog.text
     Audit(None).note("key", "call")

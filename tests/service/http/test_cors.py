@@ -3,7 +3,7 @@
 import pytest
 from live import run_service
 
-from service.http.hosts import Hosts, Origins
+from service.http.hosts import Hosts
 
 PAGE, OTHER = "http://localhost:5173", "https://evil.example"
 RANK = {"actions": [{"id": "a", "features": {}}]}
@@ -61,4 +61,4 @@ def test_without_the_option_nothing_is_said_about_origins(client):
 @pytest.mark.parametrize("name", ["*", "null", "", "shop.example", "https://*.example", "https://a/b", "ftp://a"])
 def test_what_is_no_origin_cannot_be_allowed(name):
     with pytest.raises(ValueError, match="allowed-origin must be like https://shop"):
-        Origins([name])
+        Hosts(origins=[name])

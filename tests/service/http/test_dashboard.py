@@ -1,18 +1,18 @@
 """The dashboard in a real browser: every page, both themes, a phone's width, hostile ids, keys of each role."""
 
 import shutil
-from contextlib import closing
 from importlib.metadata import version
 from pathlib import Path
 from urllib.parse import quote
 
+import httpx
 import numpy as np
 import pytest
 from live import run_service
 from typer.testing import CliRunner
 
 from service.cli import app
-from service.demo import Client, Demo
+from service.demo import Demo
 
 playwright = pytest.importorskip("playwright.sync_api", reason="the package playwright is not installed")
 CHROMIUM = shutil.which("chromium")
@@ -417,7 +417,7 @@ def test_a_reader_of_the_demo_sees_the_front_page_follow(tmp_path, opened):
         missing.goto(f"{live.url}/demo")
         missing.get_by_text("fedres serve --demo").wait_for()
         missing.close()
-        with closing(Client(live.url)) as client:
+        with httpx.Client(base_url=live.url, trust_env=False) as client:
             demo = Demo(client)
             demo.begin()
             for _ in range(200):

@@ -5,9 +5,10 @@ from collections import Counter
 import pytest
 from msgspec import Struct, field
 
-from service.app import declared_routes, page_routes
+from service.app import declared_routes
 from service.http.keys import ROLES
 from service.http.openapi import field_descriptions
+from service.http.pages import docs_routes
 from service.http.request import Limits
 from service.http.routes import ADMIN, DEVICE, JSON, OPEN, PREFIXES, RANK, READ
 
@@ -50,7 +51,7 @@ def keyed(tmp_path_factory, live_service):
 
 
 def test_no_route_is_declared_twice():
-    assert [one for one, n in Counter(map(name, [*ROUTES, *page_routes()])).items() if n > 1] == []
+    assert [one for one, n in Counter(map(name, [*ROUTES, *docs_routes("", dict)])).items() if n > 1] == []
 
 
 def test_what_is_a_loops_is_there_for_the_default_loop_and_for_any():

@@ -167,7 +167,7 @@ def test_changes_are_not_sent_with_weights_that_are_newer(client, live, monkeypa
         return [since, []]
 
     with monkeypatch.context() as patch:
-        patch.setattr(live.engine.context, "ask", told_before_it_was_published)
+        patch.setattr(live.engine.context.learner, "ask", told_before_it_was_published)
         stale = client.get("/v1/federated/model", params={"since": since})
     assert weights(stale).shape == (2**18 + 1,)
     assert len(load(client.get("/v1/federated/model", params={"since": since}).content)["indices"]) > 0

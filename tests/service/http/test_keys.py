@@ -110,19 +110,19 @@ def test_a_key_without_explanations_gets_none_by_rank_nor_batch(start):
 def test_a_file_from_before_keys_had_clients_is_read(keys):
     key = keys.add("device")
     listed = [{name: value for name, value in one.items() if name != "client"} for one in stored(keys)]
-    keys.path.write_text(json.dumps(listed))
-    assert Keys(keys.path.with_name("store.db")).identify(bearer(key)).client is None
+    keys.store.path.write_text(json.dumps(listed))
+    assert Keys(keys.store.path.with_name("store.db")).identify(bearer(key)).client is None
 
 
 def stored(keys):
-    return json.loads(keys.path.read_text())
+    return json.loads(keys.store.path.read_text())
 
 
 def test_the_file_holds_no_secret_and_is_its_owners_alone(keys):
     secret = keys.add("admin").split("_", 2)[2]
-    assert secret not in keys.path.read_text()
-    assert keys.path.name == "store.db-keys"
-    assert keys.path.stat().st_mode & 0o777 == 0o600
+    assert secret not in keys.store.path.read_text()
+    assert keys.store.path.name == "store.db-keys"
+    assert keys.store.path.stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_what_is_not_exactly_the_key_is_refused(keys, spoil):
 def test_a_revoked_key_is_refused_within_a_second_and_the_service_stays_closed(keys):
     key = keys.add("admin")
     clock = Clock()
-    running = Keys(keys.path.with_name("store.db"), clock)
+    running = Keys(keys.store.path.with_name("store.db"), clock)
     assert running.identify(bearer(key)).role == "admin"
     keys.revoke(key.split("_")[1])
     clock.now = 1.0
@@ -156,20 +156,20 @@ def test_a_revoked_key_is_refused_within_a_second_and_the_service_stays_closed(k
 
 def test_a_running_service_sees_a_first_key_and_does_not_forget_it_with_the_file(keys):
     clock = Clock()
-    running = Keys(keys.path.with_name("store.db"), clock)
+    running = Keys(keys.store.path.with_name("store.db"), clock)
     assert running.identify(None) is ANYONE
     keys.add("rank")
     clock.now = 1.0
     refused(running, None)
-    keys.path.unlink()
+    keys.store.path.unlink()
     clock.now = 2.0
     refused(running, None)
 
 
 def test_a_damaged_file_lets_nobody_in(keys):
     keys.add("rank")
-    keys.path.write_text("[{]")
-    keys = Keys(keys.path.with_name("store.db"))
+    keys.store.path.write_text("[{]")
+    keys = Keys(keys.store.path.with_name("store.db"))
     with pytest.raises(ApiError) as caught:
         keys.identify(None)
     assert (caught.value.status, caught.value.code) == (503, "keys_unavailable")
@@ -242,7 +242,7 @@ def test_keys_of_a_remote_store_are_fetched_until_they_are_known_and_nobody_is_l
 
 def test_a_key_expires_when_it_was_said_to(keys):
     now = Clock()
-    running = Keys(keys.path.with_name("store.db"), now=now)
+    running = Keys(keys.store.path.with_name("store.db"), now=now)
     key, other = running.add("rank", seconds=60.0), running.add("rank")
     now.now = 59.9
     assert running.identify(bearer(key)).role == "rank"
@@ -255,7 +255,7 @@ def test_a_key_expires_when_it_was_said_to(keys):
 
 def test_a_rotated_key_may_do_the_same_and_the_old_one_ends_after_its_grace(keys):
     now = Clock()
-    running = Keys(keys.path.with_name("store.db"), now=now)
+    running = Keys(keys.store.path.with_name("store.db"), now=now)
     old = running.add("device", "shop", "phone-7")
     new = running.rotate(old.split("_")[1], grace_seconds=100.0)
     identified = [running.identify(bearer(key)) for key in (old, new)]
@@ -271,7 +271,7 @@ def test_a_rotated_key_may_do_the_same_and_the_old_one_ends_after_its_grace(keys
 
 def test_a_rotation_never_lets_a_key_live_longer(keys):
     now = Clock()
-    running = Keys(keys.path.with_name("store.db"), now=now)
+    running = Keys(keys.store.path.with_name("store.db"), now=now)
     old = running.add("rank", seconds=10.0)
     running.rotate(old.split("_")[1], grace_seconds=1_000.0)
     now.now = 10.0
@@ -284,9 +284,9 @@ def test_a_rotation_never_lets_a_key_live_longer(keys):
 def test_a_file_that_is_emptied_opens_no_running_service(keys):
     clock = Clock()
     key = keys.add("rank")
-    running = Keys(keys.path.with_name("store.db"), clock)
+    running = Keys(keys.store.path.with_name("store.db"), clock)
     assert running.identify(bearer(key)).role == "rank"
-    keys.path.write_bytes(b"[]\n")
+    keys.store.path.write_bytes(b"[]\n")
     clock.now = 1.0
     refused(running, None)
     assert running.identify(bearer(key)).role == "rank"
@@ -294,10 +294,10 @@ def test_a_file_that_is_emptied_opens_no_running_service(keys):
 
 def test_an_error_of_the_disk_is_answered(keys):
     keys.add("rank")
-    keys.path.unlink()
-    keys.path.symlink_to(keys.path)  # a loop: every call on it fails
+    keys.store.path.unlink()
+    keys.store.path.symlink_to(keys.store.path)  # a loop: every call on it fails
     with pytest.raises(ApiError) as caught:
-        Keys(keys.path.with_name("store.db").absolute().parent / "store.db").identify(None)
+        Keys(keys.store.path.with_name("store.db").absolute().parent / "store.db").identify(None)
     assert (caught.value.status, caught.value.code) == (503, "keys_unavailable")
 
 
@@ -307,7 +307,7 @@ def test_a_store_that_had_keys_is_not_served_without_them(tmp_path):
         check_keys(log, keys)  # there never were any
         keys.add("rank")
         check_keys(log, Keys(tmp_path / "store.db"))
-        for spoil in (lambda: keys.path.write_bytes(b"[]"), keys.path.unlink):
+        for spoil in (lambda: keys.store.path.write_bytes(b"[]"), keys.store.path.unlink):
             spoil()
             with pytest.raises(StoreUnavailable, match="keys of this store are missing"):
                 check_keys(log, Keys(tmp_path / "store.db"))

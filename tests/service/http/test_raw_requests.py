@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from service.http.protocol import HEAD_BYTES, MOST_PIPELINED, SLICE_BYTES, JoinedTransport
+from service.http.protocol import HEAD_BYTES, MOST_PIPELINED, SLICE_BYTES, CountingTransport
 from service.http.request import Limits
 
 BODY = b'{"actions": [{"id": "a", "features": {}}]}'
@@ -211,7 +211,6 @@ def test_nothing_is_written_to_a_client_that_has_gone():
         def write(self, data):
             raise RuntimeError("the handler is closed")
 
-    transport = JoinedTransport(Closed())
+    transport = CountingTransport(Closed())
     transport.write(b"HTTP/1.1 200 OK\r\n\r\n")
     transport.write(b"body")
-    transport.flush()

@@ -18,7 +18,7 @@ from service.http.request import Limits
 from service.http.server import Tls, bind, shown
 from service.log.opening import Store
 from service.roles.config import Config
-from service.roles.starting import compiling, serve_starting
+from service.roles.starting import compiling, new_progress, serve_starting
 
 CERTIFICATE = """\
 -----BEGIN CERTIFICATE-----
@@ -79,7 +79,7 @@ def keep_asking(client, acknowledged, busy):
 def test_while_it_starts_the_service_is_alive_but_not_ready(tmp_path):
     with (
         bind("127.0.0.1", 0) as sock,
-        serve_starting(Config(store=Store(tmp_path / "s.db")), sock),
+        serve_starting(Config(store=Store(tmp_path / "s.db")), sock, new_progress()),
         httpx.Client(base_url=f"http://{shown(sock)}", trust_env=False, timeout=30) as client,
     ):
         assert client.get("/healthz").json() == {"status": "ok"}
@@ -92,7 +92,7 @@ def test_compiling_is_said_once_and_not_where_it_was_done_before():
     said = []
     double = numba.njit(lambda x: x + x)
     for _ in range(2):
-        with compiling(said.append):
+        with compiling(said.append, new_progress()):
             assert (double(1), double(1.5)) == (2, 3.0)
     assert said == ["Compiling kernels (first start only, about a minute)"]
 

@@ -4,13 +4,14 @@ from urllib.parse import quote
 
 import pytest
 
-from service.app import declared_routes, page_routes
+from service.app import declared_routes
 from service.errors import ApiError
+from service.http.pages import docs_routes
 from service.http.request import Limits
-from service.http.router import Table
+from service.http.router import RouteTable
 
-ROUTES = [*declared_routes(None, None, Limits()), *page_routes()]
-TABLE = Table(ROUTES)
+ROUTES = [*declared_routes(None, None, Limits()), *docs_routes("", dict)]
+TABLE = RouteTable(ROUTES)
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{route.method} {route.path}")

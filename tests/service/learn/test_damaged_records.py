@@ -7,7 +7,7 @@ import pytest
 from machine import Clock, Engine, running
 from playing import logged, play, rebuilt, request
 
-from service.admin.status import Status
+from service.admin.status import MachineStatus
 from service.log.records import DamagedRecord
 
 
@@ -33,7 +33,7 @@ async def rank_and_reward(engine, names, loop="default"):
 
 async def said(engine):
     """Return what the service says of its trouble."""
-    return (await Status(engine.context, "store.db").status())["trouble"]
+    return (await MachineStatus(engine.context, "store.db").status())["trouble"]
 
 
 def test_a_loop_stops_in_front_of_a_damaged_record_names_it_and_others_go_on(tmp_path):

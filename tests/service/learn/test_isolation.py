@@ -9,9 +9,9 @@ from machine import SECOND, Clock, Engine, running
 from playing import logged, play, rebuilt, refused_for, request
 
 from fedres.scoring.sealing import sealed, unsealed
-from service.admin.status import Status
+from service.admin.status import MachineStatus
 from service.learn import learner
-from service.learn.isolation import UnlearnableRecord
+from service.learn.follower import UnlearnableRecord
 from service.log.checking import readable
 from service.log.records import BASE, MODEL, RANK, REWARD, Record, checksum
 from service.models import adagrad, residual_kalman
@@ -40,7 +40,7 @@ async def rank_and_reward(engine, names, loop="default"):
 
 
 async def said(engine):
-    return (await Status(engine.context, "store.db").status())["trouble"]
+    return (await MachineStatus(engine.context, "store.db").status())["trouble"]
 
 
 def steps(engine, n=3):
@@ -55,7 +55,7 @@ def position_of(folder, kind, event, loop="default"):
 
 async def check_that_the_other_loop_is_well(engine, tag):
     """Learn, change settings and erase in the other loop, on a machine that is ready."""
-    assert "not everything is learned" in Status(engine.context, "store.db").check_ready()
+    assert "not everything is learned" in MachineStatus(engine.context, "store.db").check_ready()
     before = engine.view("other").statistics.rewarded
     await rank_and_reward(engine, [f"{tag}1", f"{tag}2"], "other")
     steps(engine)

@@ -9,10 +9,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from service.learn import join
 from service.learn.join import Decided, Join, Rules
-from service.log.records import Example
+from service.log.records import HashedExample
 
 WAIT = 10
-CASE = Decided("u", Example(b"", b"", 0), 1, 0.0)
+CASE = Decided("u", HashedExample(b"", b"", 0), 1, 0.0)
 EARLIEST, SUM = Rules(WAIT, 0.0), Rules(WAIT, 0.0, "sum")
 
 

@@ -20,7 +20,7 @@ from service.log.records import (
     DecisionExample,
     Entry,
     EraseBody,
-    Example,
+    HashedExample,
     ResidualExample,
     encode,
     encode_reward,
@@ -48,7 +48,7 @@ def folder():
 
 def features(action, context=CONTEXT):
     shared, own = Preparer().hash_all([Named("", None, context), Named("", *ACTIONS[action])])
-    return Example(shared.hashes + own.hashes, shared.values + own.values, shared.size, own.fields)
+    return HashedExample(shared.hashes + own.hashes, shared.values + own.values, shared.size, own.fields)
 
 
 class Script:

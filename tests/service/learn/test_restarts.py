@@ -267,8 +267,7 @@ def test_a_long_start_says_how_far_it_is(tmp_path, monkeypatch, caplog):
     async def story():
         async with running(tmp_path) as engine:
             await play(engine, 30)
-        for module in ("learner", "loops"):
-            monkeypatch.setattr(f"service.learn.{module}.BATCH", 10)
+        monkeypatch.setattr("service.learn.follower.BATCH", 10)
         monkeypatch.setattr("service.learn.learner.TELL_SECONDS", 0.0)
         for file in tmp_path.glob("store.db-models*"):
             file.unlink()

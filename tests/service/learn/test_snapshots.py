@@ -6,7 +6,7 @@ import pytest
 from fedres.scoring.model import PersonalModel, SharedModel
 from service.learn.join import UncountedReward
 from service.learn.snapshots import Changes, DamagedSnapshot, SavedLoop, Snapshots
-from service.models.loop_metadata import CatalogueAction, Clients, LoopMetadata, Statistics
+from service.models.loop_metadata import CatalogueAction, Clients, LoopMetadata, LoopStatistics
 from service.settings import Settings
 
 ACTIONS = {"a": CatalogueAction(3, b'{"x": 1}'), "ü": CatalogueAction(4, b"{}")}
@@ -23,7 +23,9 @@ def head(position):
     learner = {"model": "adagrad", "global_learner": "fedogd", "bits": 4, "hyperparameters": {"n_clients": 3}}
     settings = Settings(epsilon=0.2, **learner)
     clients = Clients({"phone": 0, "ümlaut": 2}, 3)
-    return LoopMetadata("shop", 7, settings, 8, position, Statistics(ranks=5), {8: settings}, {}, 4, clients=clients)
+    return LoopMetadata(
+        "shop", 7, settings, 8, position, LoopStatistics(ranks=5), {8: settings}, {}, 4, clients=clients
+    )
 
 
 def changes(position=9, users=("u",), reward=0.5, **more):

@@ -1,6 +1,7 @@
 """Wait times, clocks and the order of rewards, from the request to what is learned."""
 
 import asyncio
+import time
 
 import pytest
 from machine import SECOND, Clock, running
@@ -123,6 +124,24 @@ def test_a_deferred_event_is_learned_only_once_it_is_activated(tmp_path):
                 ("rewarded", 1.0)
             ]
             assert (await gauges(engine))["learned_events"] == 1
+
+    asyncio.run(story())
+
+
+def test_models_that_take_long_to_publish_are_published_less_often(tmp_path, monkeypatch):
+    monkeypatch.setattr("service.learn.publishing.MOST_SECONDS", 60.0)
+
+    async def story():
+        async with running(tmp_path) as engine:
+            await engine.put_settings("default", {"update_interval": 0.001})
+            state = engine.learner.loops["default"]
+            for k, (seconds, is_published) in enumerate([(60.0, False), (0.0, True)]):
+                await engine.rank("default", request("u", event_id=f"e{k}"))
+                await engine.reward("default", f"e{k}", 1.0)
+                state.publish_seconds = seconds
+                time.sleep(0.002)  # longer than the interval
+                engine.learner.step(urgent=False)
+                assert (engine.view().version == state.metadata.version) is is_published
 
     asyncio.run(story())
 

@@ -8,8 +8,9 @@ import psycopg
 import pytest
 
 from service.log.postgres import PostgresLog
-from service.log.sqlite import SqliteLog, system_clock
+from service.log.sqlite import SqliteLog
 from service.log.sqlite_schema import sqlite_file
+from service.times import system_clock
 
 
 class SqliteBackend:

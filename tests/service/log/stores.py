@@ -31,7 +31,7 @@ async def play(engine, n_events, seed=0, loop="default"):
         result = await engine.rank(loop, ranked)
         if rng.random() < 0.8:
             await engine.reward(loop, event, float((result.action_id == "tea") == cold))
-        engine.clock.clock.pass_seconds(1)
+        engine.own_clock.pass_seconds(1)
         if k % 20 == 19:
             await engine.settle()
 

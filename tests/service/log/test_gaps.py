@@ -54,7 +54,12 @@ def erased_store(path, rng):
 
 def dirty(path):
     with open(path, "rb") as file:
-        return [number for some in dirty_pages(file.fileno()) for number in some]
+        pages = dirty_pages(file.fileno())
+        while True:
+            try:
+                next(pages)
+            except StopIteration as done:
+                return sorted(done.value)
 
 
 def check(path):

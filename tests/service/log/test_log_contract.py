@@ -239,11 +239,12 @@ def test_the_log_is_read_by_position_event_and_kind(log):
     assert (log.find("shop", []), log.find("none", ["a"])) == ([], [])
     assert [entry.position for entry in log.of_kind("shop", "erase")] == [7]
     assert log.of_kind("news", "erase") == []
-    assert [(entry.position, entry.user, entry.body) for entry in log.bases("shop", 7)] == [
+    assert [(entry.position, entry.user, entry.body) for entry in log.of_kind("shop", "base")] == [
         (5, "u", b"1"),
         (6, None, b"2"),
     ]
-    assert [entry.position for entry in log.bases("shop", 6)] == [5]
+    assert [entry.position for entry in log.of_kind("shop", "base", limit=1)] == [5]
+    assert [entry.position for entry in log.of_kind("shop", "base", after=5)] == [6]
     for wrong, message in (({"limit": 0}, "limit must be an integer of at least 1"), ({"after": -1}, "after must be")):
         with pytest.raises(ValueError, match=message):
             log.read("shop", **wrong)
@@ -251,7 +252,7 @@ def test_the_log_is_read_by_position_event_and_kind(log):
 
 def test_there_may_be_many_bases(log):
     log.append([[base(f"u{k}", b"%d" % k) for k in range(1_234)]])
-    assert [entry.user for entry in log.bases("shop", 1_235)] == [f"u{k}" for k in range(1_234)]
+    assert [entry.user for entry in log.of_kind("shop", "base")] == [f"u{k}" for k in range(1_234)]
 
 
 def test_without_bodies_those_stay_that_no_example_stands_for(log):

@@ -24,7 +24,7 @@ class OtherLog(SqliteLog):
 def other(monkeypatch, tmp_path):
     """Return the address of a store whose kind is added to the table."""
 
-    def open_store(store, *, verify, listen, accept_loss):
+    def open_store(store, *, verify, listen):
         return OtherLog(sqlite_file(store.path), verify=verify)
 
     monkeypatch.setitem(sys.modules, "other_store", SimpleNamespace(open_store=open_store))

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 from fedres.lease import Lease
 from service.cli import app
 from service.log.postgres import PostgresLog
-from service.log.sqlite import system_clock
 from service.plugins.tools.verifying import verify_log, verify_sqlite
+from service.times import system_clock
 
 
 class PassingClock:
@@ -38,7 +38,7 @@ def old_store(tmp_path_factory):
     async def make():
         engine = Engine(folder, clock=PassingClock(40))
         await fill(engine)
-        engine.clock.clock.pass_seconds(40 * 86_400 - 60)
+        engine.own_clock.pass_seconds(40 * 86_400 - 60)
         await play(engine, 20, seed=9)
         await engine.settle()
         await engine.close()

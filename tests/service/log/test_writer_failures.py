@@ -12,7 +12,20 @@ from contextlib import closing, contextmanager, suppress
 
 import msgspec
 import pytest
-from writers import SOON, HeldLog, arrived, connected, held_up, locked, outcomes, rank, replies, running_writer, stored
+from writers import (
+    SOON,
+    HeldLog,
+    arrived,
+    connected,
+    held_up,
+    locked,
+    outcomes,
+    ping,
+    rank,
+    replies,
+    running_writer,
+    stored,
+)
 
 from fedres.lease import Lease
 from service.log import client as client_module
@@ -153,7 +166,7 @@ async def test_who_waits_for_a_writer_that_goes_is_told_and_finds_the_next_one(w
         assert [error.code for error in await outcomes([first, *lost])] == ["gone"] * 3
         writer.log.go.set()
         await asyncio.to_thread(writer.stop)
-        while client.connected:  # it may have found the old one once more
+        while client._transport is not None:  # it may have found the old one once more
             await asyncio.sleep(0.01)
         with pytest.raises(StoreUnavailable) as raised:
             client.append([[rank("d")]])
@@ -220,7 +233,7 @@ async def test_a_store_that_nobody_writes_to_is_tried_too(tmp_path, monkeypatch)
     monkeypatch.setattr(client_module, "TRY_SECONDS", 0.0)
     with running_writer(tmp_path, open_log=lambda: SqliteLog(sqlite_file(tmp_path / "log.db", 0.01))) as writer:
         async with connected(writer) as [client]:
-            await client.ping()
+            await ping(client)
             with locked(writer.file):
                 await until(lambda: client.trouble is not None)
             await until(lambda: client.trouble is None)

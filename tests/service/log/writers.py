@@ -6,7 +6,7 @@ import sqlite3
 import threading
 from contextlib import asynccontextmanager, closing, contextmanager
 
-from service.log.client import Frames, WriterClient, read_reply
+from service.log.client import Frames, Ping, WriterClient, framed, read_reply
 from service.log.protocol import NO_EPOCHS
 from service.log.records import Record
 from service.log.sqlite import SqliteLog
@@ -110,9 +110,17 @@ async def outcomes(futures):
     return await asyncio.wait_for(asyncio.gather(*futures, return_exceptions=True), SOON)
 
 
+async def ping(client):
+    """Return if the store can be written, as the client finds out by itself now and then, else raise why not."""
+    future, request = asyncio.get_running_loop().create_future(), Ping(next(client._ids), write=True)
+    client._waiting[request.id] = ([future], 0, asyncio.get_running_loop().time())
+    client._transport.write(framed(request))
+    await future
+
+
 async def held_up(writer, client):
     """Return the future of a record that is being committed, so that the next ones have to wait."""
-    await client.ping()
+    await ping(client)
     writer.log.hold()
     [first] = client.append([[rank("first")]])
     await asyncio.sleep(0)  # it is sent at the end of this turn

@@ -6,11 +6,11 @@ import pytest
 from fedres.decisions.kalman_state import with_light_room
 from fedres.policies import loop_rule
 from fedres.scoring.features import Named, Preparer
-from service.log.records import Example
+from service.log.records import HashedExample
 from service.models.loop_metadata import LoopMetadata
 from service.models.memory import MemoryWriter, personal_key
 from service.models.personal import PersonalModels
-from service.models.protocol import Columns, LearnedEvent, ModelKind, Scored, joined_rows
+from service.models.protocol import LearnedEvent, ModelKind, RequestColumns, ScoredRequest, joined_rows
 from service.models.table import MODELS, model_kind
 from service.settings import Settings
 
@@ -30,7 +30,9 @@ def events(seed):
         day, action = (int(rng.integers(2)) for _ in range(2))
         context, *actions = hashed(day)
         taken = actions[action]
-        features = Example(context.hashes + taken.hashes, context.values + taken.values, context.size, taken.fields)
+        features = HashedExample(
+            context.hashes + taken.hashes, context.values + taken.values, context.size, taken.fields
+        )
         yield LearnedEvent(f"u{position % 3}", features, float(day == action), position)
 
 
@@ -50,7 +52,7 @@ class Learned:
         return self.kind.read_published(np.array(shared.publish(0)[0], np.float32))
 
     def choose(self, shared, rows):
-        columns = Columns(
+        columns = RequestColumns(
             np.array([len(ACTIONS)], np.int64),
             np.array([row.size for row in rows], np.int64),
             *joined_rows(rows),
@@ -85,7 +87,7 @@ def test_a_model_chooses_by_what_it_learned_and_explains_the_same_scores(model):
         [action], (probabilities, scores) = model.choose(model.shared, rows)
         assert probabilities.sum() == pytest.approx(1)
         assert (action in range(2), scores.argmax()) == (True, day)
-        scored = Scored(rows, model.settings, True, published.read_personal(data))
+        scored = ScoredRequest(rows, model.settings, True, published.read_personal(data))
         assert [sum(parts) for parts in published.score_parts(scored)] == pytest.approx(scores.tolist(), abs=1e-5)
         for k, (name, features) in enumerate(ACTIONS):
             one = scored._replace(rows=[rows[0], rows[1 + k]])

@@ -9,13 +9,13 @@ import pytest
 from fedres.scoring.batch import CHUNK_BITS
 from fedres.scoring.model import PersonalModel
 from service.models import adagrad
-from service.models.loop_metadata import CatalogueAction, Clients, Statistics
+from service.models.loop_metadata import CatalogueAction, Clients, LoopStatistics
 from service.models.memory import HEAD, TornRead, begin_change, end_change, key_of
 from service.models.personal import PersonalModels, personal_key, read_data
 from service.models.published import (
     LoopView,
-    Models,
     NotPublished,
+    PublishedModels,
     Publisher,
     make_current,
     new_generation,
@@ -45,7 +45,7 @@ def view(version, since=1, name="shop", pieces=(0, 0)):
         version,
         Settings(model="adagrad", bits=BITS),
         1,
-        Statistics(),
+        LoopStatistics(),
         **numbers,
         catalogue_pieces=pieces,
         clients_version=0,
@@ -76,7 +76,7 @@ class Learning:
 
 
 def test_before_the_first_publication_there_is_nothing_and_then_there_is(folder):
-    models, learning = Models(folder), Learning(folder)
+    models, learning = PublishedModels(folder), Learning(folder)
     assert not models.ready
     with pytest.raises(NotPublished):
         models.loop("shop")
@@ -94,7 +94,7 @@ def test_a_ranker_that_looks_at_some_versions_alone_has_the_newest_weights_then(
     rng, learning = np.random.default_rng(0), Learning(folder)
     learning.publish(1)
     learning.publisher.show()
-    rankers = [Models(folder) for _ in range(3)]
+    rankers = [PublishedModels(folder) for _ in range(3)]
     for version in range(2, 60):
         learning.publish(version, *rng.integers(2**BITS + 1, size=rng.integers(4)).tolist())
         for k, models in enumerate(rankers):
@@ -105,7 +105,7 @@ def test_a_ranker_that_looks_at_some_versions_alone_has_the_newest_weights_then(
 
 
 def test_only_chunks_that_changed_are_written_and_copied(folder):
-    learning, models = Learning(folder), Models(folder)
+    learning, models = Learning(folder), PublishedModels(folder)
     learning.publish(1)
     learning.publisher.show()
     for version in (2, 3):  # a ranker has two copies, each of which is new once
@@ -124,7 +124,7 @@ def test_only_chunks_that_changed_are_written_and_copied(folder):
 
 
 def test_a_ranker_goes_on_with_what_it_has_while_weights_or_a_view_are_being_written(folder):
-    learning, models = Learning(folder), Models(folder)
+    learning, models = Learning(folder), PublishedModels(folder)
     learning.publish(1, 3)
     learning.publisher.show()
     assert models.loop("shop").weights[3] == 1
@@ -141,7 +141,7 @@ def test_a_ranker_goes_on_with_what_it_has_while_weights_or_a_view_are_being_wri
 
 
 def test_the_block_of_a_deleted_loop_is_never_taken_for_another_loops_weights(folder):
-    learning, models = Learning(folder), Models(folder)
+    learning, models = Learning(folder), PublishedModels(folder)
     learning.publish(1, 3)
     learning.publisher.show()
     loop = models.loop("shop")
@@ -154,7 +154,7 @@ def test_the_block_of_a_deleted_loop_is_never_taken_for_another_loops_weights(fo
 
 
 def test_a_loop_made_anew_under_its_name_begins_with_its_own_weights(folder):
-    learning, models = Learning(folder), Models(folder)
+    learning, models = Learning(folder), PublishedModels(folder)
     learning.publish(1, 3)
     learning.publisher.show()
     assert models.loop("shop").weights[3] == 1
@@ -168,7 +168,7 @@ def test_a_loop_made_anew_under_its_name_begins_with_its_own_weights(folder):
 
 
 def test_rankers_read_on_while_the_learner_restarts_and_see_its_new_file_when_it_is_shown(folder):
-    old, models = Learning(folder), Models(folder)
+    old, models = Learning(folder), PublishedModels(folder)
     old.publish(1, 3)
     old.publisher.show()
     assert models.loop("shop").weights[3] == 1
@@ -194,7 +194,7 @@ def test_users_models_are_read_as_they_were_put_grown_and_removed(folder):
     learning = Learning(folder)
     learning.publish(1)
     learning.publisher.show()
-    models, personal = Models(folder), PersonalModels(learning.publisher.memory)
+    models, personal = PublishedModels(folder), PersonalModels(learning.publisher.memory)
     assert models.ready
     for n_features in (3, 40, 700):
         state = taught(0.5, n_features).to_bytes()
@@ -213,7 +213,7 @@ def test_a_block_that_is_made_and_not_yet_filled_is_no_model(folder):
     learning = Learning(folder)
     learning.publish(1)
     learning.publisher.show()
-    models = Models(folder)
+    models = PublishedModels(folder)
     assert models.ready
     learning.publisher.memory.room_for(personal_key("shop@1", "ann"), 100)
     assert read_data(models.memory, "shop@1", "ann") is None

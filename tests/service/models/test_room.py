@@ -7,10 +7,10 @@ import pytest
 from machine import running
 from playing import play, request
 
-from service.admin.status import Status
+from service.admin.status import MachineStatus
 from service.models import published
 from service.models.memory import PUBLISHED_AT, MemoryReader, MemoryWriter
-from service.models.published import Models, Publisher, make_current, new_generation
+from service.models.published import PublishedModels, Publisher, make_current, new_generation
 
 
 @pytest.fixture
@@ -40,11 +40,11 @@ def test_the_learner_waits_until_there_is_room_and_ranking_goes_on(tmp_path, ful
             await engine.reward("default", answer.event_id, 1.0)
             engine.learner.step()
             assert engine.view().position == before
-            assert "no room for models" in Status(engine.context, "store.db")._trouble()
+            assert "no room for models" in MachineStatus(engine.context, "store.db")._trouble()
             full.clear()
             await engine.settle()
             assert engine.view().position > before
-            assert Status(engine.context, "store.db")._trouble() is None
+            assert MachineStatus(engine.context, "store.db")._trouble() is None
             assert engine.digest() == engine.rebuilt()
 
     asyncio.run(story())
@@ -78,16 +78,16 @@ def test_a_second_file_is_made_elsewhere_where_the_folder_has_no_room_for_both(t
     monkeypatch.setattr(published, "LEAST_ROOM", 1 << 62)
     second = Publisher(run, 2, spare)
     second.publish_names(["a", "b"])
-    assert Models(run).names() == ["a"]
+    assert PublishedModels(run).names() == ["a"]
     second.show()
-    assert Models(run).names() == ["a", "b"]
+    assert PublishedModels(run).names() == ["a", "b"]
     assert [file.name for file in run.glob("models-*")] == ["models-2"]
     assert second.memory.path == tmp_path / "store.db-published-models-2"
     third = Publisher(run, 3)
     third.publish_names(["c"])
     third.show()
     assert not second.memory.path.exists()
-    assert Models(run).names() == ["c"]
+    assert PublishedModels(run).names() == ["c"]
     assert MemoryReader(run / "models-3").words[PUBLISHED_AT] == 0
 
 

@@ -8,9 +8,11 @@ import pytest
 from machine import running
 from typer.testing import CliRunner
 
+from bandits.evaluation import Columns
 from service.cli import app
+from service.plugins.tools.decision_files import decision_file
 from service.plugins.tools.dsjson import event_ids, read_line
-from service.plugins.tools.importing import Dsjson, WrongLine, import_decisions
+from service.plugins.tools.importing import import_decisions
 
 
 def line(k, chosen=2, cost=-1.0, **changes):
@@ -109,13 +111,13 @@ WRONG = {
     line(1, c=None): "c: Expected `object`",
     line(1, c={}): "c._multi: Expected `array`",
     line(1, c={"_multi": []}): "c._multi must be a list of actions, got none",
-    line(1, c={"_multi": [1]}): "_multi must be an object",
+    line(1, c={"_multi": [1]}): "_multi must be a JSON object",
     line(1, _label_Action=3): "_label_Action must be in 1 to 2",
     line(1, _label_probability=0): "_label_probability must be in (0, 1]",
     line(1, _label_cost="x"): "_label_cost must be a finite number",
     line(1, EventId=None): "EventId must be a text",
     line(1, p=[0.5, 0.1]): "p must be at least 0 and sum to 1",
-    line(1, a=[1, 1]): "a must name each action once",
+    line(1, a=[1, 1]): "a must name each of 2 actions once",
     line(1, a=[1]): "a must name each of 2 actions once",
     line(1, cost=-2.0): "-_label_cost must be in [-1, 1]",
     line(1, _outcomes=[]): "c._slots: Expected `array`",
@@ -132,7 +134,9 @@ WRONG = {
 
 
 def imported(engine, file, **options):
-    return import_decisions(engine.log, "bought", {file: Dsjson(file)}, progress=lambda *_: None, **options)
+    return import_decisions(
+        engine.log, "bought", {file: decision_file(file, "dsjson", Columns())}, progress=lambda *_: None, **options
+    )
 
 
 @pytest.mark.parametrize("wrong", WRONG)
@@ -142,12 +146,12 @@ def test_a_wrong_line_is_named_and_passed_over_or_ends_the_import(tmp_path, wron
 
     async def story():
         async with running(tmp_path) as engine:
-            with pytest.raises(WrongLine, match="line 3: ") as caught:
+            with pytest.raises(ValueError, match="line 3: ") as caught:
                 imported(engine, file)
             assert WRONG[wrong] in str(caught.value)
             said = []
             result = imported(engine, file, wrong=said.append)
-            assert (result.stored, result.known, result.wrong) == (1, 1, 1)
+            assert (result.stored, result.existed, result.wrong) == (1, 1, 1)
             assert WRONG[wrong] in said[0]
 
     asyncio.run(story())
@@ -161,9 +165,9 @@ def test_what_is_imported_is_learned_and_evaluated_as_if_it_was_decided_here(tmp
     async def story():
         async with running(tmp_path) as engine:
             result = imported(engine, file)
-            assert (result.stored, result.known, result.wrong) == (401, 0, 0)
+            assert (result.stored, result.existed, result.wrong) == (401, 0, 0)
             again = imported(engine, file)
-            assert (again.stored, again.known) == (0, 401)
+            assert (again.stored, again.existed) == (0, 401)
             await engine.settle()
             statistics = engine.view("bought").statistics
             assert (statistics.ranks, statistics.settled, statistics.reward) == (401, 400, 200)
@@ -190,7 +194,7 @@ def test_slots_are_learned_from_and_known_again(tmp_path):
     async def story():
         async with running(tmp_path) as engine:
             result = imported(engine, file)
-            assert (result.stored, result.known, result.wrong) == (61, 2, 0)
+            assert (result.stored, result.existed, result.wrong) == (61, 2, 0)
             assert imported(engine, file)[:2] == (0, 63)
             await engine.settle()
             assert engine.view("bought").statistics.settled == 61

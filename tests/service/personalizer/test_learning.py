@@ -6,9 +6,7 @@ import random
 import msgspec
 from machine import running
 
-from service.admin.admin import Admin
 from service.http.routes import Call
-from service.plugins.personalizer.configuration import Configurations
 from service.plugins.personalizer.decisions import ApplicationCalls
 from service.plugins.personalizer.messages import PersonalizerRankRequest, PersonalizerReward
 from service.rank.ranker import Ranker
@@ -29,7 +27,7 @@ def top(answer):
 
 async def share_of_right_picks(engine, seed, rounds=2_000):
     """Return how often the most probable action is the best after some rounds."""
-    decisions = ApplicationCalls(engine.context, Ranker(engine.context), Configurations(Admin(engine.context)))
+    decisions = ApplicationCalls(engine.context, Ranker(engine.context))
     draw, right, n_tested = random.Random(seed), 0, 200
     for t in range(rounds + n_tested):
         taste, time = draw.choice(TASTES), draw.choice(TIMES)

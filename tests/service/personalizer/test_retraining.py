@@ -27,7 +27,7 @@ class App:
         self.engine, self.clock, admin = engine, clock, Admin(engine.context)
         self.retrainer = Retrainer(engine.context, admin)
         self.configurations = Configurations(admin, self.retrainer)
-        self.decisions = ApplicationCalls(engine.context, Ranker(engine.context), self.configurations)
+        self.decisions = ApplicationCalls(engine.context, Ranker(engine.context))
         self.logs = ModelAndLogs(engine.context, admin, self.configurations)
         self.n = 0
 

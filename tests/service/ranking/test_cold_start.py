@@ -9,8 +9,7 @@ from machine import Clock, running
 from playing import logged, raw
 
 from service.log.records import decode_rank
-from service.plugins.recommend.recommender import Recommender
-from service.plugins.recommend.requests import RecommendRequest
+from service.plugins.recommend.recommender import Recommender, RecommendRequest
 from service.rank.requests import Action
 
 GENRES = ("drama", "comedy", "war", "noir")

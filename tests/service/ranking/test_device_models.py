@@ -12,7 +12,7 @@ from playing import weights
 from safetensors import safe_open
 from safetensors.numpy import load
 
-from service.learn.publishing import WeightHistory
+from service.learn.weight_history import WeightHistory
 
 
 def weights_of(model):

@@ -23,7 +23,7 @@ def test_residuals_are_stored_answered_with_their_positions_and_learned(tmp_path
     async def story():
         async with running(tmp_path, model="adagrad") as engine:
             up = await engine.residuals("default", "phone", [residual(1), residual(2, local=-1.0, label=0.0)])
-            assert (up.positions, up.version, up.number) == ([2, 3], 1, None)
+            assert (up.positions, up.version) == ([2, 3], 1)
             assert [(entry.kind, entry.user) for entry in logged(tmp_path)[1:]] == [("residual", "phone")] * 2
             await engine.settle()
             assert engine.view("default").version == 3

@@ -9,8 +9,8 @@ import pytest
 from machine import Clock, running
 from playing import refused, request
 
-from service.control_group import Control
 from service.plugins.reports.lift import sentence
+from service.settings import Control
 
 HALF = {"control": {"share": 0.5}}
 

@@ -9,13 +9,12 @@ from machine import Clock, running
 from playing import gauges, logged, raw, rebuilt, refused, refused_for
 
 from bandits.evaluation import read_events
-from service.control_group import Control
 from service.log.records import EraseBody, Record, decode_rank, encode
 from service.plugins.recommend.feedback import Feedback, FeedbackEvent
 from service.plugins.recommend.item_lists import popular
-from service.plugins.recommend.recommender import Recommender
-from service.plugins.recommend.requests import RecommendRequest
+from service.plugins.recommend.recommender import Recommender, RecommendRequest
 from service.rank.requests import Action, RankRequest
+from service.settings import Control
 
 GENRES = ("drama", "comedy", "war", "noir")
 MODELS = pytest.mark.parametrize("model", ["residual-kalman", "adagrad"])

@@ -11,10 +11,9 @@ from playing import play, raw, refused, request
 from service.log.opening import Store
 from service.log.workers import WorkerProcess
 from service.plugins.devices.uploads import Residual
-from service.plugins.reports.drift import drift_of
 from service.plugins.reports.personalization import CachedReport, Personalization, TakenAction, personalization
 from service.plugins.reports.reader import LoopReader, LoopReaders, read_loop
-from service.plugins.reports.report import FinishedDecision, LoopReport
+from service.plugins.reports.report import FinishedDecision, LoopReport, drift_of
 from service.plugins.reports.what_if import WhatIf, changed, what_if
 from service.rank.decide import prepare
 from service.rank.explaining import explanations, personal_model, scored_request

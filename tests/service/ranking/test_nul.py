@@ -49,7 +49,7 @@ def test_an_action_whose_id_has_a_nul_is_refused(tmp_path):
 
 def old_store(engine, monkeypatch):
     """Let a store take ids as it did before they were refused."""
-    monkeypatch.setattr(checking, "_refuse_nul", lambda record: None)
+    monkeypatch.setattr(checking, "_refuse", lambda record: None)
     monkeypatch.setattr("service.rank.requests.check_id", lambda *_: None)
     monkeypatch.setattr("service.rank.decide.check_id", lambda *_: None)
     monkeypatch.setattr("service.rank.ranker.check_id", lambda *_: None)

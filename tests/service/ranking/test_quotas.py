@@ -7,7 +7,7 @@ import pytest
 from machine import Clock, running
 from playing import raw, refused, request
 
-from service.admin.status import Status
+from service.admin.status import MachineStatus
 from service.learn.join import LONGEST_DEFERRED, LONGEST_EARLY
 from service.rank.quotas import Quotas
 from service.rank.requests import Action
@@ -252,7 +252,7 @@ def test_what_is_used_of_the_quotas_is_shown(tmp_path):
         await engine.reward("default", answer.event_id, 1.0)
         await engine.rank("default", request("a"))
         await engine.settle()
-        shown = await Status(engine.context, "store.db").status()
+        shown = await MachineStatus(engine.context, "store.db").status()
         assert shown["quotas"]["users"] == 7
         loop = shown["loops"]["default"]
         assert (loop["users"], loop["early_events"], loop["waiting_events"]) == (1, 1, 1)

@@ -14,6 +14,7 @@ from fedres.event_ids import new_event_id
 from service.errors import ApiError
 from service.rank.decide import decide
 from service.rank.requests import Action, RankRequest
+from service.rank.slots import Slot, SlotsRequest
 
 
 def test_a_decision_is_stored_before_it_is_answered_and_can_be_replayed_from_its_event_id(tmp_path):
@@ -263,6 +264,22 @@ def test_others_are_served_in_the_middle_of_the_largest_batch(tmp_path):
             batch, n_served = await served_meanwhile(engine, engine.rank_many("default", [large] * 50), "other")
             assert len([one for one in batch if not isinstance(one, ApiError)]) == 50
             assert n_served > 25
+
+    asyncio.run(story())
+
+
+def test_others_are_served_in_the_middle_of_batches_of_many_requests_and_between_large_pages(tmp_path):
+    async def story():
+        async with running(tmp_path) as engine:
+            await engine.create_loop("other")
+            many = asyncio.gather(*[engine.rank_many("default", [request(n_actions=100)] * 60) for _ in range(4)])
+            _, n_served = await served_meanwhile(engine, many, "other")
+            assert n_served > 50  # of 120 pieces
+            actions = [Action(f"a{k}", raw({"k": k})) for k in range(500)]
+            pages = [SlotsRequest(actions=actions, slots=[Slot(id=f"s{k}") for k in range(4)]) for _ in range(4)]
+            filled = asyncio.gather(*[engine.rank_slots("default", page) for page in pages])
+            _, n_served = await served_meanwhile(engine, filled, "other")
+            assert n_served >= 3  # between four pages
 
     asyncio.run(story())
 

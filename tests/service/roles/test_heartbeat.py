@@ -23,7 +23,7 @@ import numpy as np
 from numba import njit
 
 from service.learn.learner import Learner
-from service.models.published import Models
+from service.models.published import PublishedModels
 
 FOLDER = Path(sys.argv.pop())
 
@@ -46,7 +46,7 @@ def spins(role, work):
 
 
 spin(np.full(1, -1.0))
-Models.loop, Learner.step_log = spins("ranker", Models.loop), spins("learner", Learner.step_log)
+PublishedModels.loop, Learner.step_log = spins("ranker", PublishedModels.loop), spins("learner", Learner.step_log)
 """
 RANK = {"actions": [{"id": "tea"}, {"id": "juice"}]}
 
@@ -93,7 +93,7 @@ def supervisor(tmp_path):
 
 
 def spinning(silence, pid):
-    return Child("ranker", 0, lambda parent: None, silence=silence, pid=pid)
+    return Child("ranker", 0, lambda parent, beat: None, silence=silence, pid=pid)
 
 
 def test_only_a_process_that_is_silent_for_longer_than_it_may_is_killed_and_only_once(supervisor, monkeypatch):
@@ -112,8 +112,9 @@ def test_a_supervisor_that_was_stopped_itself_kills_nobody(supervisor, monkeypat
     child = spinning(1e6, 11)
     watching = supervisor(child)
     watching._looked -= 1e7
-    child.heart.silence = lambda: 1e7
+    child.last_beat.value -= 1e7
     watching.end_silent()
     assert killed == []
+    child.last_beat.value -= 1e7
     watching.end_silent()
     assert killed == [11]

@@ -11,8 +11,7 @@ from machines import ACTIONS, Ledger, Load, digests, judge
 from proxies import StallingProxy
 from serving import MachineProcess, running, until
 
-from service.http.key_table import KeyTable
-from service.http.keys import Keys
+from service.http.keys import Keys, KeyTable
 from service.log.postgres import PostgresLog
 
 

@@ -309,11 +309,11 @@ ORPHAN = """
 import os, pathlib, socket, sys
 from service.log.opening import Store
 from service.roles.config import Config
-from service.roles.starting import answer_while
+from service.roles.starting import answer_while, new_progress
 
 config = Config(store=Store(pathlib.Path(sys.argv[1]), None), port=0)
 sock = socket.create_server(("127.0.0.1", 0))
-answer_while(config, sock, parent=os.getpid())  # not its parent, as if that had ended before
+answer_while(config, sock, os.getpid(), new_progress())  # not its parent, as if that had ended before
 """
 
 

@@ -8,22 +8,22 @@ import time
 from pathlib import Path
 
 import pytest
+from forked import run
 from machine import Clock, running
 
 from fedres.lease import Lease
 from service.models.published import COMPILING
-from service.plugins.recommend.recommender import Recommender
-from service.plugins.recommend.requests import RecommendRequest
+from service.plugins.recommend.recommender import Recommender, RecommendRequest
 from service.rank.requests import Action, RankRequest
 from service.roles.warm_up import in_process, models_in
 
-PLAYED = """
-import asyncio, sys, tempfile
+COMPILED = """
+import asyncio, sys
 from pathlib import Path
 
 from numba.core.dispatcher import Dispatcher
 
-from service.roles.warm_up import warm_up_for
+sys.path.insert(0, sys.argv[1])
 
 
 def compiled():
@@ -37,33 +37,68 @@ def compiled():
     return found
 
 
-async def play(folder):
+async def play(folder, ask):
+    '''Ask for a user and for nobody, first of a model that has learned nothing, and learn.'''
     from machine import Clock, running
     from playing import request
 
     clock = Clock()
     async with running(folder, clock=clock) as engine:
         for k in range(40):
-            result = await engine.rank("default", request(f"u{k % 5}", {"hour": k % 3}))
+            user = None if k % 2 == 0 else f"u{k % 5}"
+            result = await engine.rank("default", request(user, {"hour": k % 3}))
+            if ask is not None:
+                await ask(engine, user)
             clock.pass_seconds(1)
             await engine.reward("default", result.event_id, float(k % 2))
             await engine.settle()
 
 
-warm_up_for(["residual-kalman"], Path(sys.argv[1]))
-before = compiled()
-assert before
-asyncio.run(play(Path(sys.argv[2])))
-print([f"{module}.{name} {signature}" for module, name, signature in sorted(compiled() - before)])
+def show(ask=None):
+    before = compiled()
+    assert before
+    asyncio.run(play(Path(sys.argv[2]), ask))
+    print([f"{module}.{name} {signature}" for module, name, signature in sorted(compiled() - before)])
 """
+WARMED_FOR_A_MODEL = """
+from service.roles.warm_up import warm_up_for
+
+warm_up_for(["residual-kalman"], Path(sys.argv[3]))
+show()
+"""
+WARMED = """
+from playing import raw, request
+
+from service.plugins.recommend.item_lists import Similarity
+from service.plugins.recommend.recommender import Recommender, RecommendRequest
+from service.rank.requests import Action
+
+
+async def ask(engine, user):
+    await engine.put_actions("default", [Action(f"a{k}", raw({"topic": f"t{k % 2}"})) for k in range(3)])
+    recommender = Recommender(engine.context, engine.parts[0])
+    await engine.rank("default", request(user, explain=True))
+    await recommender.recommend("default", RecommendRequest(n=2, user=user))
+    await Similarity(engine.context, recommender).similar("default", "a0", 2)
+
+
+show(ask)
+"""
+SHARED = str(Path(__file__).parents[1])  # what tests of the service import
 
 
 def test_a_loop_with_the_default_model_needs_nothing_that_was_not_compiled_before(tmp_path):
     for name in ("run", "store"):
         (tmp_path / name).mkdir()
-    path = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
-    words = [sys.executable, "-P", "-c", PLAYED, str(tmp_path / "run"), str(tmp_path / "store")]
-    done = subprocess.run(words, capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": path})
+    code = COMPILED + WARMED_FOR_A_MODEL
+    words = [sys.executable, "-P", "-c", code, SHARED, str(tmp_path / "store"), str(tmp_path / "run")]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_explanations_pages_and_similar_items_need_nothing_that_was_not_compiled_before(tmp_path):
+    """The process that others are forked from has warmed up."""
+    done = run([sys.executable, "-c", COMPILED + WARMED, SHARED, str(tmp_path)], check=True)
     assert done.stdout.splitlines()[-1] == "[]"
 
 

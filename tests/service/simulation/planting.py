@@ -4,8 +4,8 @@ import contextlib
 
 from service.learn import learner as learner_module
 from service.learn import pruning, publishing
+from service.learn.follower import Follower
 from service.learn.join import Join
-from service.learn.loops import FollowedLoops
 from service.log import sqlite, sqlite_schema
 
 
@@ -48,14 +48,14 @@ def publish_before_learn():
 
 @contextlib.contextmanager
 def skip_a_record_on_restart():
-    restore = FollowedLoops.restore
+    restore = Follower.restore
 
-    def skip(learner, name, head, saved):
-        restore(learner, name, head, saved)
-        if head.last > saved.position:
+    def skip(learner, name, saved):
+        restore(learner, name, saved)
+        if learner.log.heads()[name].last > saved.position:
             learner.positions[name] += 1
 
-    with replaced(FollowedLoops, "restore", skip):
+    with replaced(Follower, "restore", skip):
         yield {}
 
 

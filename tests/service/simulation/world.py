@@ -19,15 +19,14 @@ from power_cut_vfs import Disk
 
 from service.admin.admin import Admin
 from service.errors import ApiError
-from service.learn import learner as learner_module
-from service.learn import loops as loops_module
+from service.learn import follower as follower_module
 from service.learn.learner import Learner
 from service.learn.snapshots import Snapshots
 from service.log import sqlite
-from service.log.direct import is_pruned
 from service.log.records import ERASE, LOOP, RANK, EraseBody, Record, encode
 from service.log.sqlite import SqliteLog
-from service.models.published import Models, Publisher, make_current, new_generation
+from service.log.writer import is_pruned
+from service.models.published import PublishedModels, Publisher, make_current, new_generation
 from service.rank.ranker import Ranker, RankerContext
 from service.rank.requests import Action, RankRequest
 from service.settings import Settings
@@ -97,7 +96,7 @@ class World:
         self.learner = Learner(self.log, LearnerWriter(self.log), snapshots, publisher, snapshot_seconds=1e9)
         self.learner.open()
         self.context = SimulatedMachine(
-            Models(self.run_folder), InlineWriter(self.log), InlineLearner(self.learner), lambda: self.log
+            PublishedModels(self.run_folder), InlineWriter(self.log), InlineLearner(self.learner), lambda: self.log
         )
         self.context.learner_core = self.learner
         self.ranker, self.admin = Ranker(self.context), Admin(self.context)
@@ -301,7 +300,7 @@ class World:
 def patched_batches():
     """Let the learner take and remove few records at once, so that it is often behind."""
     stack = contextlib.ExitStack()
-    fewer = [(learner_module, "BATCH", BATCH), (loops_module, "BATCH", BATCH)]
+    fewer = [(follower_module, "BATCH", BATCH)]
     fewer += [(sqlite, "PRUNED_AT_ONCE", 3), (sqlite, "BASES_AT_ONCE", 2), (sqlite, "PAGES_AT_ONCE", 2)]
     for module, name, number in fewer:
         stack.callback(setattr, module, name, getattr(module, name))
