@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import httpcore  # noqa: F401  httpx imports it late, in the threads of connections; a fork would copy the import's lock
 import httpx
 
 from fedres.client.wire import Answer, Failure, Request

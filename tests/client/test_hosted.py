@@ -594,6 +594,26 @@ def test_a_forked_process_waits_for_none_of_its_parents_rewards_and_a_closed_cli
     assert run(code) == ["0", "0"]
 
 
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1", "https://127.0.0.1:1"])
+def test_no_thread_imports_or_makes_tls_settings_whose_locks_a_fork_would_copy(url):
+    code = """
+        import ssl, sys
+        from fedres.client import Client
+
+        def made(*_, **__):
+            print("TLS settings")
+            raise OSError
+
+        client = Client(sys.argv[1], deadline=60, fallback=None)
+        loaded, ssl.SSLContext = set(sys.modules), made
+        client.reward("event", 1.0)
+        assert not client.flush(0.5)  # a first try at least
+        print(*sorted(set(sys.modules) - loaded))
+        client.close(0)
+    """
+    assert run(code, url) == []
+
+
 def test_a_fork_while_other_threads_send_rewards_leaves_the_child_no_lock(tmp_path):
     code = """
         import os, signal, sys, threading

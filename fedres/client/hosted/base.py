@@ -48,7 +48,7 @@ class BaseClient:
 
         url = address(url, LOCAL)
         within = either(deadline, timeout)
-        self._options: dict[str, Any] = {"base_url": url, "headers": headers(key), "verify": _verified(url, verify)}
+        self._options: dict[str, Any] = {"base_url": url, "headers": headers(key), "verify": _tls(url, verify)}
         self._observe = observe
         self._engines: dict[int, Any] = {}  # of ``Client``, by process
         times = {"deadline": DEADLINE if within is None else within, "admin_deadline": admin_deadline}
@@ -105,15 +105,15 @@ def either(deadline: float | None, timeout: float | None) -> float | None:
     return timeout if deadline is None else deadline
 
 
-def _verified(url: str, verify: ssl.SSLContext | None) -> ssl.SSLContext | bool:
-    """Return how to verify certificates; reading the system's takes long, so it is done once, and only for https."""
-    if verify is not None:
-        return verify
-    if not url.startswith("https://"):
-        return False
+def _tls(url: str, verify: ssl.SSLContext | None) -> ssl.SSLContext:
+    """Return the TLS settings of all connections; for https, they read the system's certificates, which takes long.
+
+    They are made here, once, and not by the thread of a connection: a fork at that moment would copy OpenSSL's locks,
+    for which the child would wait forever.
+    """
     import httpx
 
-    return httpx.create_ssl_context()
+    return verify or httpx.create_ssl_context(verify=url.startswith("https://"))
 
 
 def _spool_in(folder: str | os.PathLike[str]) -> Callable[[], Spool]:
