@@ -119,6 +119,7 @@ export function readDocument(metadata, part) {
     const [own, tails, core, , lights, constant] = logTau.subarray(6 * k, 6 * k + 6);
     return newField(key, [own, tails, core, lights, constant], 0, reuse[k]);
   });
+  shared.pairLogTau = part("pair_log_tau");
   part("tail_places").forEach((place, k) => shared.setTail(place, tail[2 * k], tail[2 * k + 1]));
   const light = part("light");
   part("light_keys").forEach((key, k) => shared.setLight(key, light[2 * k], light[2 * k + 1]));

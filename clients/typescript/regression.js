@@ -10,7 +10,8 @@ const FIRST = [FIRST_LOG_TAU, FIRST_LOG_TAU, 0, -14, 0];
 export const OWN = 0;
 // Of a field's log τ: of devices' own, tail and core weights, light entries, and the constant's weight in the core.
 const TAIL = 1, CORE = 2, LIGHT = 3, CONSTANT = 4;
-const ACTION = 0x9e3779b9; // sets the numbers of actions apart from those of contexts
+const ACTION = 0x9e3779b9; // sets features of actions apart from those of contexts
+const ID_FIELD = 0x6641c530, MOST_PAIRED = 32; // ids are in no pair; the first features of an action that are
 export const keyOf = (word) => word || 1; // 0 is block 0
 export const actionScaleKey = (hash) => keyOf((keyOf(hash) ^ ACTION) >>> 0);
 const clamp = (value, low, high) => Math.min(Math.max(value, low), high);
@@ -67,6 +68,7 @@ export class Regression {
   #places = new Map(); // of blocks, by key
   #tail = new Map();
   #light = new Map(); // of features without a block: b and h of one weight for all contexts
+  pairLogTau = null; // of every two fields; pairs of features have no weights in a device's own model
 
   constructor(size, length, noise, maxBlocks, tailBits) {
     Object.assign(this, { size, length, noise, maxBlocks, tailMask: 2 ** tailBits - 1 });
@@ -179,11 +181,33 @@ export class Regression {
     return { mean, variance, slope, reuse: field?.reuse ?? 1 };
   }
 
+  /** Mean and variance of the pairs of an action's features; `blocks` are its blocks but block 0. */
+  #pairsPart(blocks) {
+    let mean = 0, variance = 0;
+    if (!this.pairLogTau) return { mean, variance };
+    const paired = blocks.slice(0, MOST_PAIRED).map(({ key, x, name }) => {
+      return { key, x: clamp(x, -1, 1), place: name === ID_FIELD ? -1 : this.fields.indexOf(this.fieldOf(name, false)) };
+    });
+    paired.forEach((one, k) => {
+      for (const other of paired.slice(0, k)) {
+        const low = Math.min(one.place, other.place), high = Math.max(one.place, other.place);
+        if (low < 0 || low === high) continue;
+        const place = this.#tailPlace(Math.min(one.key, other.key), actionScaleKey(Math.max(one.key, other.key)));
+        const tau = Math.exp(this.pairLogTau[low * this.fields.length + high]);
+        const part = diagonalPart(this.#tail.get(place) ?? [0, 0], one.x * other.x, tau);
+        mean += part.mean;
+        variance += part.variance;
+      }
+    });
+    return { mean, variance };
+  }
+
   /** What is said of an example: mean, variance with block 0, and slopes by log τ for each of `names`. */
   part(example, nSeen, names) {
     const inputs = this.inputs(example, nSeen, false), slopes = new Float64Array(names.length);
-    let mean = 0, variance = 0;
-    for (const block of this.actionBlocks(example, example.nContext, example.hashes.length, false)) {
+    const blocks = this.actionBlocks(example, example.nContext, example.hashes.length, false);
+    let { mean, variance } = this.#pairsPart(blocks.slice(1));
+    for (const block of blocks) {
       const part = this.blockPart(block, inputs);
       mean += block.x * part.mean;
       variance += block.x * block.x * part.variance;
@@ -197,8 +221,9 @@ export class Regression {
     const inputs = this.inputs(request, nContext, false), parts = new Map();
     const base = this.blockPart({ key: 0, name: 0 }, inputs);
     return starts.slice(0, -1).map((from, a) => {
-      let mean = base.mean, variance = 0;
-      for (const block of this.actionBlocks(request, from, starts[a + 1], false).slice(1)) {
+      const blocks = this.actionBlocks(request, from, starts[a + 1], false).slice(1);
+      let mean = base.mean + this.#pairsPart(blocks).mean, variance = 0;
+      for (const block of blocks) {
         if (!parts.has(block.key)) parts.set(block.key, this.blockPart(block, inputs));
         mean += block.x * parts.get(block.key).mean;
         variance += block.x * block.x * parts.get(block.key).variance * parts.get(block.key).reuse;

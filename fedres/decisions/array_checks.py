@@ -130,6 +130,8 @@ def _check_priors(arrays: Mapping[str, Array]) -> None:
     _bounded("drift", drift[DRIFT_SINCE], 0, counts[LEARNED])
     _bounded("log_tau", arrays["log_tau"], LEAST_LOG_TAU, MOST_LOG_TAU)
     _bounded("slope_squares", arrays["slope_squares"], 0, LARGEST_SQUARES)
+    _bounded("pair_log_tau", arrays["pair_log_tau"], LEAST_LOG_TAU, MOST_LOG_TAU)
+    _bounded("pair_slope_squares", arrays["pair_slope_squares"], 0, LARGEST_SQUARES)
     _bounded("light_gains", arrays["light_gains"], -LARGEST_SQUARES, LARGEST_SQUARES)
     _bounded("reuse", arrays["reuse"], 0, 1)
     _bounded("reuse_counts", arrays["reuse_counts"], 0, 2**48)

@@ -3,6 +3,8 @@
 Kernels are compiled with them, and are compiled again after a change.
 """
 
+from zlib import crc32
+
 START_EVENTS = 16  # decided uniformly; their features determine the core and the scales
 CHOICE_EVENTS = 1024  # the first, learned again to choose the field of actions that explains most
 MOST_KEPT = 1 << 17  # features of events kept for that: large events are learned again sooner
@@ -14,6 +16,7 @@ OWN_SIZE = 20  # coordinates of a personal block: the leading directions of the 
 OWN_DENSE = 7  # of them, the first: their weights are correlated, all others count as independent
 FIRST_SHARED_LOG_TAU = 0.0  # log 1: prior variance of shared core weights; contexts have a mean squared length of 1
 FIRST_LOG_TAU = -4.605170185988091  # log 0.01: prior variance of personal and tail weights before anything is learned
+FIRST_PAIR_LOG_TAU = 2 * FIRST_LOG_TAU  # of weights of two features of an action together: most pairs mean nothing
 LOG_TAU_RATE, LEAST_LOG_TAU, MOST_LOG_TAU = 0.5, -14.0, 2.0
 CORE_TAU_START = 256  # events after which τ of shared core weights and drift are learned: before, slopes are noise
 CONTEXT_TAU_EVENTS = 16  # for each block, after which that of the context's weights is learned, if this is sooner
@@ -31,12 +34,15 @@ LEAST_PIVOT = 1e-6  # of a diagonal element, when a precision is factored
 JACOBI_SWEEPS = 6
 MAX_BASES = 24  # the basis is renewed at 32, 64, 128, ... events
 MAX_FIELDS = 32  # with a prior of their own; all others share the last
+MOST_PAIRED = 32  # features of an action, the first ones, whose pairs have weights
 MAX_SCALES = 1_600  # numbers with a scale of their own; others count by their sign
 MAX_BLOCKS = 512  # shared, with dense covariances: once they are all in use, new features have light entries
 MAX_LIGHT = 1 << 17  # features with light entries: 16 bytes each and 8 to find them by
 LIGHT_TIMES = 2  # learned so often, a feature takes the dense block that was not learned for the longest time
 LIGHT_WINDOW = 64  # light entries, once they are all in use, of which the least recently learned makes room
 TAIL_BITS = 16  # tail weights: 2^16 pairs of numbers, indexed by a hash
+ID_FIELD = crc32(b"_id")  # the field of actions' ids
+ACTION_KEYS = 0x9E3779B9  # sets hashes of actions' features apart from those of contexts
 OWN_BYTES = 8192  # of a personal model, half of them for slots; in each half the least recently learned makes room
 HEAD, SLOT_HEAD = 4, 3  # words of a personal model before its slots, and of a slot before its numbers
 BIAS_WORDS = 4  # of a personal bias

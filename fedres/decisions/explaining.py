@@ -8,8 +8,9 @@ from typing import NamedTuple
 import numpy as np
 
 from fedres.checks import Array
-from fedres.decisions.constants import BIAS_WORDS
+from fedres.decisions.constants import BIAS_WORDS, ID_FIELD, MOST_PAIRED
 from fedres.decisions.kalman_inputs import (
+    action_key,
     action_value,
     constant_input,
     field_place,
@@ -41,6 +42,13 @@ class _Coordinate(NamedTuple):
     key: int
     place: int  # in the core, −1 in the tail
     value: float
+
+
+class _Feature(NamedTuple):
+    name: str
+    key: int
+    field: int  # its hash
+    x: float
 
 
 def explain(
@@ -90,10 +98,34 @@ def _contributions(
         *(_coordinate(shared, one) for one in context),
     ]
     yield from _of_block(shared, own, coordinates, "", 0, 0, 1.0)
+    features = _features(shared, action)
+    for one in features:
+        yield from _of_block(shared, own, coordinates, one.name, one.key, one.field, one.x)
+    yield from _of_pairs(shared, features)
+
+
+def _features(shared: Shared, action: Sequence[NamedFeature]) -> list[_Feature]:
+    """Return an action's features, each once."""
+    features: dict[int, _Feature] = {}
     for one in action:
         word, field = np.uint32(feature_hash(one.name)), np.uint32(feature_hash(one.field))
-        x = float(action_value(shared, word, float(np.float32(one.value)), field, False))
-        yield from _of_block(shared, own, coordinates, one.name, int(key_of(word)), int(key_of(field)), x)
+        key, x = int(key_of(word)), float(action_value(shared, word, float(np.float32(one.value)), field, False))
+        before = features.get(key, _Feature(one.name, key, int(key_of(field)), 0.0))
+        features[key] = before._replace(x=before.x + x)
+    return [one for one in features.values() if one.x]
+
+
+def _of_pairs(shared: Shared, features: Sequence[_Feature]) -> Iterator[Contribution]:
+    """Yield the contribution of each pair of an action's features."""
+    for k, one in enumerate(features[:MOST_PAIRED]):
+        for other in features[:k]:
+            low, high = sorted(int(field_place(shared, np.uint32(each.field), False)) for each in (one, other))
+            if ID_FIELD not in (one.field, other.field) and 0 <= low < high:
+                first, second = sorted((one.key, other.key))
+                place = tail_place(np.uint32(first), action_key(np.uint32(second)), len(shared.tail))
+                weight = _diagonal_weight(shared.tail[place], float(np.exp(shared.pair_log_tau[low, high])))
+                x = float(np.clip(one.x, -1, 1) * np.clip(other.x, -1, 1))
+                yield Contribution("", f"{other.name} & {one.name}", x * weight, 0.0)
 
 
 def _coordinate(shared: Shared, feature: NamedFeature) -> _Coordinate:

@@ -218,7 +218,11 @@ def _nothing() -> Shared:
     shared = new_shared(1, 1.0, 2, 1)
     shared.counts[FIELDS] = MAX_FIELDS  # so that no field is new to it
     shared.log_tau[:] = _NEVER
-    return shared
+    return _without_pairs(shared)
+
+
+def _without_pairs(shared: Shared) -> Shared:
+    return shared._replace(pair_log_tau=np.zeros((0, 0)), pair_slope_squares=np.zeros((0, 0)))
 
 
 def _fresh(shared: Shared | None, events: Events) -> Shared:
@@ -230,7 +234,7 @@ def _fresh(shared: Shared | None, events: Events) -> Shared:
     features, counts = np.unique(np.concatenate([np.zeros(0, np.uint32), *held]), return_counts=True)
     core = features[np.lexsort((features, -counts))][: CORE_SIZE - 1]
     length = np.sqrt(1 + counts.sum() / max(len(held), 1)) if shared is None else shared.numbers[LENGTH]
-    own = new_shared(1 + core.size, float(length), DEVICE_BLOCKS, DEVICE_TAIL_BITS)
+    own = _without_pairs(new_shared(1 + core.size, float(length), DEVICE_BLOCKS, DEVICE_TAIL_BITS))
     own.drift[LOG_DRIFT] = -np.inf  # its examples are few
     own.counts[BASES] = MAX_BASES  # it has no personal weights, so it needs no bases
     if shared is not None:

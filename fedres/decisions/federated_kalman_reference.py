@@ -53,10 +53,13 @@ def part_of(model: ResidualKalman, context: Hashed, action: Action) -> Part:
     (z, t), blocks = model._context(context), model.shared_weights()
     total: Array = np.zeros(2)
     slopes = {0: 0.0} | {int(name) or 1: 0.0 for name in action[2]}
-    for key, (x, name) in [(0, (1.0, 0)), *model._features(action).items()]:
+    features = model._features(action)
+    for key, (x, name) in [(0, (1.0, 0)), *features.items()]:
         mean, variance, slope = model._predicted(key, x, model._field(name), z, t, blocks.get(key)).parts.sum(axis=1)
         total += [x * mean, x * x * variance]
         slopes[name] += x * slope
+    for pair in model._pairs(features):
+        total += pair.weights.predict(pair.inputs, pair.prior.tau)[:2]
     return Part(float(total[0]), float(total[1]), slopes)
 
 
@@ -83,7 +86,9 @@ class DeviceKalman:
 
     def __init__(self, server: ResidualKalman, examples: Sequence[KalmanExample]) -> None:
         self.server = server
-        self.own = own = ResidualKalman(max_blocks=DEVICE_BLOCKS, tail_bits=DEVICE_TAIL_BITS, max_light=0)
+        self.own = own = ResidualKalman(
+            max_blocks=DEVICE_BLOCKS, tail_bits=DEVICE_TAIL_BITS, max_light=0, most_paired=0
+        )  # fmt: skip
         own.low, own.span, own.length = server.low, server.span, server.length
         own.drift = NoDrift(-np.inf)  # its examples are few
         for name, of in server.fields.items():

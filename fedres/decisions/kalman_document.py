@@ -68,6 +68,7 @@ def write_document(shared: Shared | None, version: int, tag: str, learned: int) 
         "scale_stats": shared.scale_stats[slots],
         "field_keys": shared.field_keys[:n_fields],
         "log_tau": shared.log_tau[:n_fields],
+        "pair_log_tau": shared.pair_log_tau[:n_fields, :n_fields],
         "reuse": shared.reuse[:n_fields, ANYBODY],
         "block_keys": shared.block_keys[:n_blocks],
         "block_log_tau": shared.block_log_tau[:n_blocks],
@@ -128,10 +129,10 @@ def _shared(metadata: Metadata, arrays: Mapping[str, Array]) -> Shared:
         _require(slot < 0, "must have every scale once")
         slot = -1 - slot
         shared.scale_keys[slot], shared.scale_core[slot], shared.scale_stats[slot] = key, core, stats
-    shared.counts[SCALES], shared.counts[FIELDS] = arrays["scale_keys"].size, arrays["field_keys"].size
-    shared.field_keys[: arrays["field_keys"].size] = arrays["field_keys"]
-    shared.log_tau[: arrays["field_keys"].size] = arrays["log_tau"]
-    shared.reuse[: arrays["field_keys"].size, ANYBODY] = arrays["reuse"]
+    n_fields = shared.counts[FIELDS] = arrays["field_keys"].size
+    shared.counts[SCALES], shared.field_keys[:n_fields] = arrays["scale_keys"].size, arrays["field_keys"]
+    shared.log_tau[:n_fields], shared.reuse[:n_fields, ANYBODY] = arrays["log_tau"], arrays["reuse"]
+    shared.pair_log_tau[:n_fields, :n_fields] = arrays["pair_log_tau"]
     shared.tail[arrays["tail_places"]] = arrays["tail"]
     covariances = np.zeros((n_blocks, d, d))
     rows, columns = np.tril_indices(d)
@@ -156,6 +157,7 @@ def _check(metadata: Metadata, arrays: Mapping[str, Array]) -> tuple[int, int]:
     """Return the numbers of blocks and coordinates; refuse missing or unsuitable arrays."""
     like = {
         "scale_keys": "u4", "scale_core": "i4", "scale_stats": "f8", "field_keys": "u4", "log_tau": "f8", "reuse": "f8",
+        "pair_log_tau": "f8",
         "block_keys": "u4", "block_log_tau": "f8", "means": "f4", "covariances": "f4", "tail_places": "u4",
         "tail": "f4", "light_keys": "u4", "light": "f4",
     }  # fmt: skip
@@ -167,7 +169,7 @@ def _check(metadata: Metadata, arrays: Mapping[str, Array]) -> tuple[int, int]:
     n_scales, n_fields, n_tail, n_light = (arrays[name].size for name in keys)
     shapes = {
         "scale_keys": (n_scales,), "scale_core": (n_scales,), "scale_stats": (n_scales, 4),
-        "field_keys": (n_fields,), "log_tau": (n_fields, 6), "reuse": (n_fields,),
+        "field_keys": (n_fields,), "log_tau": (n_fields, 6), "reuse": (n_fields,), "pair_log_tau": (n_fields, n_fields),
         "block_keys": (n_blocks,), "block_log_tau": (n_blocks, 2),
         "means": (n_blocks, d), "covariances": (n_blocks, d * (d + 1) // 2), "tail_places": (n_tail,),
         "tail": (n_tail, 2), "light_keys": (n_light,), "light": (n_light, 2),

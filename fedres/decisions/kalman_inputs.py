@@ -13,6 +13,7 @@ import numpy as np
 from fedres.checks import Array
 from fedres.compiling import bare_kernel, inner_kernel, kernel
 from fedres.decisions.constants import (
+    ACTION_KEYS,
     ACTION_UNIT,
     CONTEXT_UNIT,
     FIRST_VALUES,
@@ -44,13 +45,17 @@ from fedres.local_learners.adagrad import at
 
 Key = Any  # uint32 inside the kernels
 
-_ACTION = np.uint32(0x9E3779B9)  # distinguishes the numbers of actions from those of contexts
-
 
 @bare_kernel
 def key_of(word: Key) -> Key:
     """Return a hash as a key: 0 is empty, or block 0."""
     return np.uint32(1) if word == 0 else np.uint32(word)
+
+
+@bare_kernel
+def action_key(key: Key) -> Key:
+    """Return a key of its own for an action's feature, in a table that contexts have keys in too."""
+    return key_of(key ^ np.uint32(ACTION_KEYS))
 
 
 @inner_kernel
@@ -197,7 +202,7 @@ def action_value(shared: Any, word: Key, value: float, field: Key, new: bool) ->
     key = key_of(word)
     if key != key_of(field) and value == 1.0:
         return 1.0
-    scale_key = key_of(key ^ _ACTION)
+    scale_key = action_key(key)
     if value == 0 and find_scale(shared.scale_keys, scale_key) < 0:
         return 0.0
     return scaled(shared, scale_of(shared, scale_key, value, new, ACTION_UNIT), value, True)

@@ -24,7 +24,6 @@ from fedres.decisions.constants import (
     LEAST_NOISE_RATE,
     LEAST_REUSE_RATE,
     LOG_DRIFT_RATE,
-    LOG_TAU_RATE,
     MAX_BASES,
     MOST_LOG_DRIFT,
     MOST_LOG_TAU,
@@ -32,6 +31,7 @@ from fedres.decisions.constants import (
     START_EVENTS,
 )
 from fedres.decisions.elementary import exp, log
+from fedres.decisions.kalman_diagonal import diagonal_part, learn_diagonal, step_log_tau
 from fedres.decisions.kalman_inputs import (
     Key,
     action_blocks,
@@ -64,6 +64,7 @@ from fedres.decisions.kalman_own import (
     touch_slot,
     turn_own,
 )
+from fedres.decisions.kalman_pairs import fill_pair_taus, learn_pairs, pairs_part
 from fedres.decisions.kalman_state import (
     ANYBODY,
     AT_BIAS,
@@ -125,14 +126,6 @@ def core_slopes(shared: Any, block: int, gain: Array) -> Any:
     for i in range(1, gain.size):
         slope += gain[i] * means[i]
     return gain[0] * means[0] / prior_of(shared, block, 0), slope / prior_of(shared, block, 1)
-
-
-@inner_kernel
-def diagonal_part(weight: Array, value: float, tau: float) -> Any:
-    """Return mean w i, variance c i² and slope by log τ of a weight that is independent of all others."""
-    c = 1 / (1 / tau + np.float64(weight[1]))
-    mean = np.float64(weight[0]) * c * value
-    return mean, c * value * value, mean * c / tau
 
 
 @inner_kernel
@@ -205,6 +198,7 @@ def predict_in(
     inputs = scratch.z, scratch.places[:n_places], scratch.t_keys[:n_tail], scratch.t[:n_tail], scratch.r
     room = gain, scratch.own_gains[0], scratch.squares[0]
     base = block_part(shared, own, personal, np.uint32(0), np.uint32(0), inputs, room)
+    fill_pair_taus(scratch, shared)
     for a in range(starts.size - 1):
         parts[a, 0], parts[a, 1], parts[a, 2] = base[0], base[1], 0.0
         mine = slice(starts[a], starts[a + 1])
@@ -222,6 +216,7 @@ def predict_in(
             parts[a, 0] += xs[f] * block_parts[slot, 0]
             parts[a, 1] += xs[f] * block_parts[slot, 1]
             parts[a, 2] += xs[f] * xs[f] * block_parts[slot, 2]
+        parts[a, 0] += pairs_part(scratch, shared, n_blocks)[0]
 
 
 @inner_kernel
@@ -320,21 +315,8 @@ def drift_idle(shared: Any, phi: float) -> None:
 
 
 @inner_kernel
-def learn_diagonal(weight: Array, value: float, tau: float, error: float, q: float) -> None:
-    """w += c i e/q and c −= (c i)²/q, the latter as h += i²/(q − c i²)."""
-    b, h = np.float64(weight[0]), np.float64(weight[1])
-    c = 1 / (1 / tau + h)
-    weight[1] = h + value * value / (q - c * value * value)
-    weight[0] = (b * c + c * value * error / q) * (1 / tau + np.float64(weight[1]))
-
-
-@inner_kernel
 def step_prior(shared: Any, field: int, side: int, slope: float) -> None:
-    """l follows −d(e²/2)/dl with AdaGrad's steps."""
-    shared.slope_squares[field, side] += slope * slope
-    if slope != 0:
-        moved = shared.log_tau[field, side] + LOG_TAU_RATE * slope / math.sqrt(shared.slope_squares[field, side])
-        shared.log_tau[field, side] = min(max(moved, LEAST_LOG_TAU), MOST_LOG_TAU)
+    step_log_tau(shared.log_tau, shared.slope_squares, field, side, slope)
 
 
 @inner_kernel
@@ -508,7 +490,7 @@ def touch_all(scratch: Any, shared: Any, own: Array, workspace: Any, n_features:
         row = touch_light(shared, key) if block < 0 else -1
         if block < 0 and row < 0:
             continue
-        keys[m], scratch.xs[m] = key, scratch.xs[f]
+        keys[m], scratch.xs[m], scratch.names[m] = key, scratch.xs[f], scratch.names[f]
         where[m, AT_BLOCK], where[m, AT_FIELD], where[m, MET] = block if block >= 0 else -1 - row, field, met
         where[m, AT_SLOT], where[m, AT_BIAS] = -1, -1
         if own.size:
@@ -583,12 +565,17 @@ def learn_in(
             part_mean, part_variance = learning_part(scratch, shared, own, f, n_places, n_tail)
             mean += scratch.xs[f] * part_mean
             variance += scratch.xs[f] * scratch.xs[f] * part_variance
+        fill_pair_taus(scratch, shared)
+        pair_mean, pair_variance, n_pairs = pairs_part(scratch, shared, n_blocks)
+        mean += pair_mean
+        variance += pair_variance
         error = (np.float64(events.rewards[e]) - low) / span - mean - beside[e, 0]
         variance += beside[e, 1]
         beside[e, 0], beside[e, 1] = error, length_of(scratch, n_places, n_tail, n_blocks)
         q, phi = shared.numbers[NOISE] + variance, exp(shared.drift[LOG_DRIFT])
         ahead = slope_by_drift(scratch, shared, n_places, n_blocks)
         learn_weights(scratch, shared, own, n_blocks, n_tail, error, q, ahead, phi)
+        learn_pairs(scratch, shared, n_pairs, error, q)
         step_priors(scratch, shared, n_blocks, error)
         step_drift(shared, error * ahead)
         drift_idle(shared, phi)

@@ -14,8 +14,8 @@ from fedres.checks import Array
 from fedres.compiling import inner_kernel, kernel
 from fedres.decisions.constants import FIRST_LOG_TAU, FIRST_VALUES, MAX_SCALES
 from fedres.decisions.kalman_inputs import (
-    _ACTION,
     action_blocks,
+    action_key,
     field_place,
     find_scale,
     key_of,
@@ -31,6 +31,7 @@ from fedres.decisions.kalman_kernels import (
     tail_part,
 )
 from fedres.decisions.kalman_own import tau_of
+from fedres.decisions.kalman_pairs import fill_pair_taus, pairs_part
 from fedres.decisions.kalman_state import OWN, SCALES, TAIL, Events, Workspace, scratch_for
 
 
@@ -81,7 +82,9 @@ def example_part(
         for j in range(order.size):
             if order[j] == names[f]:
                 slopes[j] += xs[f] * slope
-    return mean, variance, length_of(scratch, n_places, n_tail, n_blocks)
+    fill_pair_taus(scratch, shared)
+    pair_mean, pair_variance, _ = pairs_part(scratch, shared, n_blocks)
+    return mean + pair_mean, variance + pair_variance, length_of(scratch, n_places, n_tail, n_blocks)
 
 
 @kernel
@@ -114,7 +117,7 @@ def _adopt(shared: Any, other: Any, key: Any) -> None:
 def adopt_scales(shared: Any, other: Any, hashes: Array, n_context: int) -> None:
     """Copy missing scales of an example's numbers from another model, if that has them."""
     for j in range(hashes.size):
-        _adopt(shared, other, key_of(hashes[j]) if j < n_context else key_of(key_of(hashes[j]) ^ _ACTION))
+        _adopt(shared, other, key_of(hashes[j]) if j < n_context else action_key(key_of(hashes[j])))
 
 
 @kernel

@@ -12,9 +12,11 @@ import numpy as np
 from fedres.checks import Array
 from fedres.compiling import inner_kernel, kernel
 from fedres.decisions.constants import BIAS_WORDS, HEAD
+from fedres.decisions.kalman_diagonal import diagonal_part
 from fedres.decisions.kalman_inputs import Key, action_value, field_place, find_light, key_of
-from fedres.decisions.kalman_kernels import block_part, core_part, diagonal_part, inputs_in, reuse_of, tail_part
+from fedres.decisions.kalman_kernels import block_part, core_part, inputs_in, reuse_of, tail_part
 from fedres.decisions.kalman_own import BASIS, BIAS_KEY, BIASES, COUNT, SLOT_KEY, own_part, tau_of, turn_own
+from fedres.decisions.kalman_pairs import fill_pair_taus, pairs_part
 from fedres.decisions.kalman_state import (
     ANYBODY,
     BASES,
@@ -82,7 +84,10 @@ def predict_rows(
 
     ``hashes`` and ``values`` are the context's.
     """
-    scratch = scratch_for(shared.bases.shape[1], shared.bases.shape[2], hashes.size, 1, 1)
+    longest = 1
+    for k in range(rows.starts.size - 1):
+        longest = max(longest, rows.starts[k + 1] - rows.starts[k])
+    scratch = scratch_for(shared.bases.shape[1], shared.bases.shape[2], hashes.size, longest, 1)
     if own.size and own[BASIS] != shared.counts[BASES] - 1:
         own = own.copy()
         turn_own(shared, own, scratch)
@@ -104,7 +109,7 @@ def predict_rows(
             part = _rare_part(shared, key, kind == LIGHT_KIND, prior, inputs)
         feature_parts[f, 0], feature_parts[f, 1], feature_parts[f, 2] = part
     base = block_part(shared, own, personal, np.uint32(0), np.uint32(0), inputs, room)
-    _sum_rows(rows, feature_parts, base, parts)
+    _sum_rows(scratch, shared, rows, feature_parts, base, parts)
 
 
 @inner_kernel
@@ -150,11 +155,12 @@ def _mark(shared: Any, own: Array, k: int, kinds: Array) -> None:
 
 
 @inner_kernel
-def _sum_rows(rows: Any, feature_parts: Array, base: Any, parts: Array) -> None:
+def _sum_rows(scratch: Any, shared: Any, rows: Any, feature_parts: Array, base: Any, parts: Array) -> None:
     features, inputs = rows.features, rows.inputs
+    fill_pair_taus(scratch, shared)
     for k in range(rows.starts.size - 1):
         j, end = rows.starts[k], rows.starts[k + 1]
-        shared_mean, own_mean, variance = base[0], base[1], 0.0
+        shared_mean, own_mean, variance, n = base[0], base[1], 0.0, 1
         while j < end:
             f, x = features[at(j)], inputs[at(j)]
             j += 1
@@ -164,4 +170,8 @@ def _sum_rows(rows: Any, feature_parts: Array, base: Any, parts: Array) -> None:
             shared_mean += x * feature_parts[at(f), 0]
             own_mean += x * feature_parts[at(f), 1]
             variance += x * x * feature_parts[at(f), 2]
+            if x != 0:
+                scratch.keys[n], scratch.xs[n], scratch.names[n] = rows.keys[at(f)], x, rows.fields[at(f)]
+                n += 1
+        shared_mean += pairs_part(scratch, shared, n)[0]
         parts[k, 0], parts[k, 1], parts[k, 2] = shared_mean, own_mean, variance

@@ -20,6 +20,7 @@ from fedres.decisions.constants import (
     BIAS_WORDS,
     FIRST_LOG_TAU,
     FIRST_NOISE,
+    FIRST_PAIR_LOG_TAU,
     FIRST_SHARED_LOG_TAU,
     FIRST_VALUES,
     HEAD,
@@ -28,6 +29,7 @@ from fedres.decisions.constants import (
     MAX_BASES,
     MAX_FIELDS,
     MAX_SCALES,
+    MOST_PAIRED,
     OWN_SIZE,
     SLOT_HEAD,
     own_numbers,
@@ -44,6 +46,7 @@ ANYBODY, USER = range(2)  # columns of ``reuse``: whether anybody, or the user, 
 # Columns of ``where``: the place of a block, or −1 − the row of a light entry; the place of its field, its personal
 # slot, the first word of its personal bias, and how often the user has met it.
 AT_BLOCK, AT_FIELD, AT_SLOT, AT_BIAS, MET = range(5)
+AT_PAIR, AT_LOW, AT_HIGH = range(3)  # columns of ``pair_places``: where a pair's weight is in the tail, and its fields
 SCALE_SLOTS = 2048  # a power of two, of which MAX_SCALES are used
 
 
@@ -62,6 +65,8 @@ class Shared(NamedTuple):
     log_tau: Array  # float64, fields × 6: OWN, TAIL, CORE, OWN_BIAS, LIGHT, CONSTANT
     slope_squares: Array  # float64, the sums of squared slopes by log τ; of LIGHT, of squared means
     light_gains: Array  # float64, the sums of slopes of errors by the means of light entries
+    pair_log_tau: Array  # float64, fields × fields, above the diagonal: of pairs; none where pairs have no weights
+    pair_slope_squares: Array  # float64, the sums of squared slopes by it
     reuse: Array  # float64, ρ: the share of learned features that are learned more than once, by anybody and by a user
     reuse_counts: Array  # int64, of how many
     block_table: Array  # int32, 1 + the place of a block, 0 where empty
@@ -77,7 +82,7 @@ class Shared(NamedTuple):
     light_used: Array  # int64, the event that learned it last
     light_times: Array  # int64, how many events have learned it
     light: Array  # float32, (b, h): of a feature that has a block, as they were before
-    tail: Array  # float32, (b, h) by hash
+    tail: Array  # float32, (b, h) by hash; of pairs too
     moment: Array  # float64, the sum of zz'
     bases: Array  # float64, U: bases × d × k
 
@@ -129,11 +134,17 @@ class Scratch(NamedTuple):
     own_weights: Array  # float64, (1 + m) × k
     own_gains: Array  # float64, (1 + m) × k
     squares: Array  # float64, 3 × d × d
+    pair_fields: Array  # int64, 1 + m: the fields of features, −1 of one that is in no pair
+    pair_places: Array  # int64, pairs × 3: where their weights are
+    pair_inputs: Array  # float64, pairs
+    pair_slopes: Array  # float64, pairs
+    pair_taus: Array  # float64, fields × fields
 
 
 @kernel
 def scratch_for(d: int, k: int, n_context: int, n_action: int, n_gains: int) -> Scratch:
-    m = 1 + n_action
+    m, paired = 1 + n_action, min(n_action, MOST_PAIRED)
+    n_pairs = paired * (paired - 1) // 2
     return Scratch(
         np.empty(d),
         np.empty(d, np.int64),
@@ -149,19 +160,26 @@ def scratch_for(d: int, k: int, n_context: int, n_action: int, n_gains: int) -> 
         np.empty((n_gains, k)),
         np.empty((n_gains, k)),
         np.empty((3, d, d)),
+        np.empty(m, np.int64),
+        np.empty((n_pairs, 3), np.int64),
+        np.empty(n_pairs),
+        np.empty(n_pairs),
+        np.empty((MAX_FIELDS, MAX_FIELDS)),
     )
 
 
 # Not needed for predictions.
 LEARNING_ONLY = (
-    "drift", "scale_seen", "scale_first", "slope_squares", "light_gains", "reuse_counts", "block_used", "block_times",
-    "mean_slopes", "light_used", "light_times", "moment",
+    "drift", "scale_seen", "scale_first", "slope_squares", "light_gains", "pair_slope_squares", "reuse_counts",
+    "block_used", "block_times", "mean_slopes", "light_used", "light_times", "moment",
 )  # fmt: skip
 ROWS_BY_COUNT = {  # arrays of which only the first rows are in use
     "field_keys": FIELDS,
     "log_tau": FIELDS,
     "slope_squares": FIELDS,
     "light_gains": FIELDS,
+    "pair_log_tau": FIELDS,
+    "pair_slope_squares": FIELDS,
     "reuse": FIELDS,
     "reuse_counts": FIELDS,
     "block_keys": BLOCKS,
@@ -207,6 +225,8 @@ def new_shared(d: int, length: float, max_blocks: int, tail_bits: int) -> Shared
         ),
         slope_squares=np.zeros((MAX_FIELDS, 6)),
         light_gains=np.zeros(MAX_FIELDS),
+        pair_log_tau=np.full((MAX_FIELDS, MAX_FIELDS), FIRST_PAIR_LOG_TAU),
+        pair_slope_squares=np.zeros((MAX_FIELDS, MAX_FIELDS)),
         reuse=np.ones((MAX_FIELDS, 2)),
         reuse_counts=np.zeros((MAX_FIELDS, 2), np.int64),
         block_table=np.zeros(n_table, np.int32),

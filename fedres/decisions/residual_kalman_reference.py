@@ -6,6 +6,7 @@ recently learned entries make room, in the shared model and in each personal one
     z    scaled context: the constant and the core, at most 64 coordinates    t    all others: the tail
     U    leading eigenvectors of the mean of zz';  r = U'z                    x_f  value of f; 1 for categories
     predict   m_a = Σ_f x_f (W_f·z + w_f·t + β_uf + w_uf·r)     over block 0 and the blocks of a
+                    + Σ_fg w_fg x_f x_g                         over pairs of features of a, of different fields
               v_a = Σ_f x_f² (ρ (z'P_f z + Σ c t²) + ρ_u (c_uf + r'C_uf r))   over the blocks of a but block 0
     learn     e = reward − m,  q = noise + v with block 0;  every block takes a Kalman step with the same e and q
 """
@@ -13,7 +14,7 @@ recently learned entries make room, in the shared model and in each personal one
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -103,7 +104,7 @@ class Field:
 class Information:
     """Weights in information form, without their prior: C = (H + I/τ)⁻¹, w = C b. As τ moves, they move with it.
 
-    A user's weights of directions, of which H is dense over the first; or one tail weight, bias or light entry.
+    A user's weights of directions, of which H is dense over the first; or one tail weight, bias, light entry or pair.
     """
 
     def __init__(self, size: int = 1) -> None:
@@ -274,12 +275,13 @@ class ResidualKalman(Inputs):
     def __init__(
         self, reward_range: tuple[float, float] = (0.0, 1.0), *, max_blocks: int = the.MAX_BLOCKS,
         tail_bits: int = the.TAIL_BITS, own_bytes: int = the.OWN_BYTES, own_size: int = the.OWN_SIZE,
-        choice_events: int = the.CHOICE_EVENTS, max_light: int = the.MAX_LIGHT,
+        choice_events: int = the.CHOICE_EVENTS, max_light: int = the.MAX_LIGHT, most_paired: int = the.MOST_PAIRED,
     ) -> None:  # fmt: skip
         super().__init__()
         self.low, self.span = reward_range[0], reward_range[1] - reward_range[0]
         self.tail_bits, self.own_bytes, self.own_size = tail_bits, own_bytes, own_size
-        self.choice_events = choice_events
+        self.choice_events, self.most_paired = choice_events, most_paired
+        self.pairs: dict[frozenset[Field], Prior] = {}  # of every two fields
         self.first: list[KalmanEvent] | None = []  # until they are learned again
         self.learned, self.noise = 0, the.FIRST_NOISE
         self.bases: list[Array] = []
@@ -305,7 +307,9 @@ class ResidualKalman(Inputs):
         base = predicted(0, 1.0, 0).parts[0].sum()
         means, variances = np.full(len(actions), base), np.zeros(len(actions))
         for k, action in enumerate(actions):
-            for use in [predicted(key, x, name) for key, (x, name) in self._features(action).items()]:
+            features = self._features(action)
+            means[k] += sum(term.weights.predict(term.inputs, term.prior.tau)[0] for term in self._pairs(features))
+            for use in [predicted(key, x, name) for key, (x, name) in features.items()]:
                 reuse = np.repeat([use.of.reuse.share, use.of.own_reuse.share], [3, 2])
                 means[k] += use.x * use.parts[0].sum()
                 variances[k] += use.x * use.x * (reuse * use.parts[1]).sum()
@@ -343,7 +347,7 @@ class ResidualKalman(Inputs):
             for name, of in self.fields.items():  # trials have no users
                 trial.fields[name].own_reuse = of.own_reuse
             if squares < least:
-                least, self.noise, self.drift = squares, trial.noise, trial.drift
+                least, self.noise, self.drift, self.pairs = squares, trial.noise, trial.drift, trial.pairs
                 self.fields, self.blocks, self.light, self.tail = trial.fields, trial.blocks, trial.light, trial.tail
 
     def _begin(self, start: Sequence[KalmanEvent]) -> None:
@@ -381,6 +385,20 @@ class ResidualKalman(Inputs):
         for term in terms:
             parts[:, term.side] += term.weights.predict(term.inputs, term.prior.tau)
         return Used(x, of, dense, terms, parts)
+
+    def _pairs(self, features: dict[int, tuple[float, int]]) -> Iterator[Term]:
+        """Yield the weights of pairs of an action's features. The product of two extremes would outweigh all else."""
+        known = [*self.fields.values()]
+        first = [(key, x, self._field(name), name) for key, (x, name) in [*features.items()][: self.most_paired]]
+        paired = [each[:3] for each in first if each[3] != the.ID_FIELD and each[2] in known]
+        pairs = [(one, other) for k, other in enumerate(paired) for one in paired[:k]]
+        for (key, x, of), (other, y, beside) in pairs:
+            if of is not beside:
+                coordinate = max(key, other) ^ the.ACTION_KEYS or 1
+                place = tail_place(min(key, other), coordinate, self.tail_bits)
+                prior = self.pairs.setdefault(frozenset((of, beside)), Prior(the.FIRST_PAIR_LOG_TAU))
+                inputs = np.array([min(max(x, -1.0), 1.0) * min(max(y, -1.0), 1.0)])
+                yield Term(5, self.tail.setdefault(place, Information()), inputs, prior)
 
     def _usual_tau(self, of: Field) -> float:
         """Return the prior variance of the prediction of a block of the field for a usual context."""
@@ -453,9 +471,16 @@ class ResidualKalman(Inputs):
         self.moment += np.outer(z, z)
         self.usual = self.moment[0] * (self._constant() / self.moment[0, 0])  # the mean of z
         own, features = self._opened(event.user), {0: (1.0, 0)} | self._features(event.action, new=new)
-        used = [use for key, (x, name) in features.items() if (use := self._use(key, x, name, z, t, own))]
-        error = (event.reward - self.low) / self.span - sum(use.x * use.parts[0].sum() for use in used) - beside[0]
-        variance = sum(use.x * use.x * use.parts[1].sum() for use in used) + beside[1]
+        uses = {key: self._use(key, x, name, z, t, own) for key, (x, name) in features.items()}
+        used = [use for use in uses.values() if use]
+        pairs = [*self._pairs({key: features[key] for key, use in uses.items() if use and key})]
+        pair_parts = np.array([pair.weights.predict(pair.inputs, pair.prior.tau) for pair in pairs]).reshape(-1, 3)
+        mean, variance = (
+            sum(use.x * use.parts[0].sum() for use in used),
+            sum(use.x**2 * use.parts[1].sum() for use in used),
+        )
+        error = (event.reward - self.low) / self.span - mean - pair_parts[:, 0].sum() - beside[0]
+        variance += pair_parts[:, 1].sum() + beside[1]
         ahead = sum(use.x * float(use.dense.slope @ z) for use in used if use.dense)  # d m/d φ
         q, phi = self.noise + variance, self.drift.tau
         for use in used:
@@ -463,7 +488,12 @@ class ResidualKalman(Inputs):
                 use.dense.learn(use.x * z, error, q, phi, ahead)
             for term in use.terms:
                 term.weights.learn(use.x * term.inputs, term.prior.tau, error, q)
-        for use in used:  # after the weights: all of them used the old τ
+        taus = [pair.prior.tau for pair in pairs]
+        for pair, tau in zip(pairs, taus, strict=True):
+            pair.weights.learn(pair.inputs, tau, error, q)
+        for pair, slope in zip(pairs, pair_parts[:, 2], strict=True):  # after the weights: all of them used the old τ
+            pair.prior.step(error * slope)
+        for use in used:
             self._step_priors(use, error)
         self.drift.step(error * ahead, moves=n >= the.CORE_TAU_START)
         self.learned += 1

@@ -51,6 +51,16 @@ class NoLight(ResidualKalman):
         super().__init__(max_light=0)
 
 
+class NoPairs(ResidualKalman):
+    """Pairs of an action's features have no weights."""
+
+    def learn(self, events: Events, owns: Any = ()) -> list[Array]:
+        models = super().learn(events, owns)
+        if self.shared is not None:
+            self.shared.pair_log_tau[:] = LEAST_LOG_TAU
+        return models
+
+
 class Diagonal(ResidualKalman):
     """Shared weights are taken as independent; nothing is learned again."""
 

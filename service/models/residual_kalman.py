@@ -79,11 +79,12 @@ from service.models.protocol import (
 )
 from service.settings import Settings
 
-SHARED_FORMAT, PERSONAL_FORMAT = b"FRK8", b"FRK4"
+SHARED_FORMAT, PERSONAL_FORMAT = b"FRK9", b"FRK4"
 PUBLISHED_HEAD, DIMENSIONS = 5, 3  # words before the shapes; of a shape
 PUBLISHED = tuple(name for name in Shared._fields if name not in LEARNING_ONLY)
 FINITE = (  # arrays that are checked as a whole
-    "numbers", "drift", "log_tau", "slope_squares", "light_gains", "scale_stats", "tail", "light", "moment", "bases"
+    "numbers", "drift", "log_tau", "slope_squares", "light_gains", "pair_log_tau", "pair_slope_squares", "scale_stats",
+    "tail", "light", "moment", "bases",
 )  # fmt: skip
 PIECE = 256  # numbers that are compared at once
 WHOLE: Array = np.zeros(1, np.int64)  # the only row of an array that is copied as a whole

@@ -28,11 +28,15 @@ def drawn(rng):
     return context, (f"a{rng.integers(3)}", {"price": float(rng.lognormal()), "topic": f"t{rng.integers(2)}"})
 
 
-def taught(n, rng):
+def pair_of(action):
+    return float((action[1]["topic"] == "t1") == (action[1]["price"] > 1))
+
+
+def taught(n, rng, together=0.0):
     model, own = ResidualKalman(), NO_MODEL
     for _ in range(n):
         context, action = drawn(rng)
-        reward = float(context["hour"] > 12) * float(action[0] == "a1")
+        reward = float(context["hour"] > 12) * float(action[0] == "a1") + together * pair_of(action)
         (own,) = model.learn(events_of([(request(hashed(context, action)[0]), 0, reward, 0)]), [own])
     return model, own
 
@@ -58,3 +62,13 @@ def test_what_matters_is_named_first():
     explanation = explain(model.shared, own, *hashed({"hour": 20, "day": "d1"}, ("a1", {"topic": "t0"})), top=3)
     assert {"_id=a1", ""} >= {one.action for one in explanation.strongest[:1]}
     assert len(explanation.strongest) == 3
+
+
+def test_what_two_features_mean_together_is_named_by_both():
+    rng = np.random.default_rng(2)
+    model, own = taught(1500, rng, together=1.0)
+    for topic in ("t0", "t1"):
+        explanation = explain(model.shared, own, *hashed({"day": "d1"}, ("a0", {"price": 3.0, "topic": topic})))
+        (pair,) = [one for one in explanation.strongest if "&" in one.action]
+        assert (pair.context, pair.action) == ("", f"price & topic={topic}")
+        assert (pair.shared > 0.05) == (topic == "t1")

@@ -8,10 +8,13 @@ from fedres.decisions.constants import (
     CORE_TAU_START,
     FIRST_LOG_TAU,
     HEAD,
+    ID_FIELD,
     LEAST_LOG_DRIFT,
     LEAST_LOG_TAU,
     LIGHT_TIMES,
+    MAX_FIELDS,
     MOST_KEPT,
+    MOST_PAIRED,
     OWN_SIZE,
     START_EVENTS,
     own_biases,
@@ -64,12 +67,18 @@ def stream(seed, n, n_names=8, n_late=40, n_users=3, n_ids=5):
         actions = [
             ([100 + rng.integers(n_ids), 200 + rng.integers(3), 50, 60, 60, 70, 80, 90][:size],
              [1.0, 1.0, np.exp(rng.normal()), 0.5, 2.0, 1.0, rng.choice([0, 3]), rng.choice([0, 0, 1, 20])][:size],
-             [9, 10, 50, 60, 60, 11, 80, 90][:size])
+             [ID_FIELD, 10, 50, 60, 60, 11, 80, 90][:size])
             for size in rng.integers(9, size=4)
         ]  # fmt: skip
         user = None if rng.random() < 0.1 else int(rng.integers(n_users))
         rounds.append((user, (hashes, np.float32(values)), actions, int(rng.integers(4)), float(rng.random() < 0.3)))
     return rounds
+
+
+def learned(action):
+    """Return an action as the log has it: its values have 32 bits."""
+    hashes, values, fields = action
+    return hashes, np.float32(values), fields
 
 
 def learn_all(model, owns, rounds, sizes):
@@ -113,11 +122,49 @@ def test_predictions_are_those_of_the_readable_twin(settings, shape, seed):
             assert prediction.means == pytest.approx(means, abs=TOLERANCE), number
             assert prediction.widths == pytest.approx(widths, abs=TOLERANCE), number
         learn_all(model, owns, [(user, context, actions, taken, reward)], [1])
-        readable.learn(KalmanEvent(user, context, tuple(np.float32(a) for a in actions[taken]), reward))
+        readable.learn(KalmanEvent(user, context, learned(actions[taken]), reward))
     assert model.shared.numbers[0] == pytest.approx(readable.noise, abs=TOLERANCE)
     assert len(readable.bases) == model.shared.counts[2]
     assert (model.shared.log_tau[0, CONSTANT] != 0) == (n > CORE_TAU_START)
     assert (model.first is None) == ("choice_events" in settings)
+
+
+def test_pairs_are_those_of_the_readable_twin_for_more_features_and_fields_than_have_pairs():
+    model, readable, rng = ResidualKalman(choice_events=0), Readable(choice_events=0), np.random.default_rng(5)
+    for number in range(80):
+        n = int(rng.integers(2, MOST_PAIRED + 8))
+        names = 1000 + 2 * np.arange(n) + rng.integers(2, size=n)
+        values = np.where(names % 7, 1.0, rng.normal(size=n))
+        fields = np.where(np.arange(n) % (MAX_FIELDS + 5), 5000 + np.arange(n), ID_FIELD)
+        order = rng.permutation(n)
+        action = names[order], values[order], fields[order]
+        if number % 10 == 9:
+            prediction = model.predict(request_of(([], []), [action]))
+            means, widths = readable.predict(None, ([], []), [learned(action)])
+            assert prediction.means == pytest.approx(means, abs=TOLERANCE)
+            assert prediction.widths == pytest.approx(widths, abs=TOLERANCE)
+        reward = float(rng.random() < 0.5)
+        model.learn(events_of([(request_of(([], []), [action]), 0, reward, -1)]))
+        readable.learn(KalmanEvent(None, ([], []), learned(action), reward))
+
+
+def test_what_two_features_mean_together_is_learned_and_their_prior_alone_grows():
+    """A coupon is used where its kind is what the driver likes; the weather means nothing."""
+    model, rng = ResidualKalman(), np.random.default_rng(6)
+
+    def driver(kind, taste, weather, name):
+        return [name, 100 + kind, 200 + taste, 300 + weather], [1.0] * 4, [ID_FIELD, 10, 20, 30]
+
+    for k in range(1500):
+        kind, taste, weather = (int(rng.integers(3)) for _ in range(3))
+        request = request_of(([], []), [driver(kind, taste, weather, 10_000 + k)])
+        model.learn(events_of([(request, 0, float(kind == taste), -1)]))
+    offers = [driver(1, taste, taste, 9_000 + taste) for taste in range(3)]
+    means = model.predict(request_of(([], []), offers)).means
+    assert means[1] > max(means[0], means[2]) + 0.7
+    kinds, tastes, weathers = (model.shared.field_keys.tolist().index(field) for field in (10, 20, 30))
+    log_tau = model.shared.pair_log_tau
+    assert log_tau[kinds, tastes] > max(log_tau[kinds, weathers], log_tau[tastes, weathers]) + 3
 
 
 def test_a_number_that_is_0_is_not_the_usual_one():

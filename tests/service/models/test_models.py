@@ -104,7 +104,20 @@ def test_a_model_is_the_same_after_its_bytes(model):
 
 
 @pytest.mark.parametrize(
-    "name", ["numbers", "log_tau", "light_gains", "means", "covariances", "mean_slopes", "tail", "light", "moment"]
+    "name",
+    [
+        "numbers",
+        "log_tau",
+        "light_gains",
+        "pair_log_tau",
+        "pair_slope_squares",
+        "means",
+        "covariances",
+        "mean_slopes",
+        "tail",
+        "light",
+        "moment",
+    ],
 )
 def test_a_number_that_is_not_finite_is_found(name, tmp_path):
     shared = Learned("residual-kalman", tmp_path).shared

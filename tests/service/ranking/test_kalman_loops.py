@@ -312,6 +312,10 @@ CHANGES = {
     ),
     "extreme means": (lambda rows: changed(rows, "means", lambda means: means.fill(-1e308)), "means must be"),
     "a prior out of its bounds": (lambda rows: changed(rows, "log_tau", lambda t: t.fill(700.0)), "log_tau must be"),
+    "a prior of pairs out of its bounds": (
+        lambda rows: changed(rows, "pair_log_tau", lambda t: t.fill(-99.0)),
+        "pair_log_tau must be",
+    ),
     "an extreme tail": (lambda rows: changed(rows, "tail", lambda tail: tail.fill(3e38)), "tail must be"),
     "blocks of the future": (lambda rows: changed(rows, "block_used", lambda used: used.fill(2**60)), "block_used"),
     "light entries that are not there": (
