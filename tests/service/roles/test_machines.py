@@ -192,12 +192,14 @@ def test_a_machine_that_was_away_during_an_erasure_catches_up(world):
 
 
 def test_a_machine_joins_and_leaves_and_follows_the_loops_it_is_told_to(world, tmp_path):
+    assert world.a.ask("POST", "/v1/loops", json={"name": "theirs"}).status_code == 201
+    until(lambda: "theirs" in world.b.ask("GET", "/v1/loops").json()["loops"], "b following the loop")
     third = MachineProcess(tmp_path / "c", world.database, "--loops", "default")
     with world.load(), running(third):
         with world.load([*world.machines, third], n_clients=2):
             world.ledger.grow()
-        assert len({machine.digest("short") for machine in world.machines}) == 1
-        refused = third.ask("POST", "/v1/loops/short/rank", json={"user": "anna", "context": {}, "actions": ACTIONS})
+        assert len({machine.digest("theirs") for machine in world.machines}) == 1
+        refused = third.ask("POST", "/v1/loops/theirs/rank", json={"user": "anna", "context": {}, "actions": ACTIONS})
         assert (refused.status_code, refused.json()["error"]["code"]) == (421, "not_followed")
         assert third.ask("POST", "/v1/loops", json={"name": "other"}).status_code == 421
         assert third.ask("GET", "/v1/loops").json() == {"loops": ["default"]}
