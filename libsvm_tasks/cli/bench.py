@@ -132,7 +132,7 @@ def _recommend(players: str, seeds: list[int], most: int | None, csv_file: Path 
     playing = []
     for name in pages.players_of(players):
         if reason := pages.absent(name):
-            console().print(f"{name} is skipped: {reason}", soft_wrap=True, highlight=False)
+            console().print(f"{name} is skipped: {reason}", soft_wrap=True, highlight=False, markup=False)
         else:
             playing.append(name)
     played = pages.read_csv(csv_file) if csv_file else {}
@@ -156,7 +156,7 @@ def _streams(names: str) -> list[str]:
     for name in chosen:
         checks.one_of("streams", name, tuple(suite.STREAMS))
         if reason := suite.absent(name):
-            console().print(f"{name} is skipped: {reason}", soft_wrap=True, highlight=False)
+            console().print(f"{name} is skipped: {reason}", soft_wrap=True, highlight=False, markup=False)
     return [name for name in chosen if suite.absent(name) is None]
 
 

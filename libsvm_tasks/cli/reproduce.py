@@ -53,5 +53,5 @@ def reproduce(
         colour = {"reproduced": "green", "partly": "yellow", "not reproduced": "red"}[claim.verdict]
         table.add_row(claim.figure, claim.claim, claim.measured, f"[{colour}]{claim.verdict}[/]")
     console().print(table)
-    console().print(f"pictures, CSVs and claims.md are in {out}")
+    console().print(f"pictures, CSVs and claims.md are in {out}", markup=False)
     write_json(json_file, [asdict(claim) for claim in claims])

@@ -113,13 +113,13 @@ def test_the_table_of_the_docs_is_that_of_their_figures():
 def test_the_command_resumes_from_its_file_and_names_who_cannot_play(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(pages, "movielens", world)
-    monkeypatch.setattr(pages, "absent", lambda name: "it is ill" if name == "rank" else None)
+    monkeypatch.setattr(pages, "absent", lambda name: "it needs 'fedres[vw]'" if name == "rank" else None)
     csv, out = tmp_path / "pages.csv", tmp_path / "out.json"
     csv.write_text("player,seed,five_stars,ndcg\nuniform,1,0.1000,0.2000\n")
     words = ["bench", "recommend", "--players", "uniform,popularity,rank", "--seeds", "1", "--csv", str(csv)]
     result = CliRunner().invoke(app, [*words, "--json", str(out)])
     assert result.exit_code == 0, result.output
-    assert "rank is skipped: it is ill" in result.output
+    assert "rank is skipped: it needs 'fedres[vw]'" in result.output
     header, popularity, uniform = csv.read_text().splitlines()
     assert (header, uniform) == ("player,seed,five_stars,ndcg", "uniform,1,0.1000,0.2000")
     assert popularity.startswith("popularity,1,0.")
