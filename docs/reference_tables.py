@@ -68,7 +68,7 @@ ERRORS: dict[int, dict[str, str]] = {  # status: {code: meaning, and what to do}
         "too_many_events": "More events than one call with feedback may have.",
         "too_many_residuals": "More residuals than one call may have.",
         "too_many_updates": "More updates than one call may have.",
-        "too_much_to_explain": "More pairs of context and action features than one call may explain.",
+        "too_much_to_explain": "More pairs of features than one call may explain.",
         "context_too_large": "The context has too many features for so large a catalogue.",
         "no_candidates": "No item of the catalogue is left to recommend.",
         "unknown_attribute": "The filter names an attribute that no item has.",

@@ -216,19 +216,21 @@ export class Regression {
     return { mean, variance, slopes };
   }
 
-  /** Means, and variances without block 0, of actions; `starts` has one place more than there are actions. */
+  /** Means and variances of actions; `starts` has one place more than there are actions. */
   predict(request, nContext, starts) {
     const inputs = this.inputs(request, nContext, false), parts = new Map();
     const base = this.blockPart({ key: 0, name: 0 }, inputs);
     return starts.slice(0, -1).map((from, a) => {
       const blocks = this.actionBlocks(request, from, starts[a + 1], false).slice(1);
-      let mean = base.mean + this.#pairsPart(blocks).mean, variance = 0;
+      let mean = base.mean + this.#pairsPart(blocks).mean, ofId = 0, ofOthers = 0, squares = 0;
       for (const block of blocks) {
         if (!parts.has(block.key)) parts.set(block.key, this.blockPart(block, inputs));
         mean += block.x * parts.get(block.key).mean;
-        variance += block.x * block.x * parts.get(block.key).variance * parts.get(block.key).reuse;
+        const variance = block.x * block.x * parts.get(block.key).variance * parts.get(block.key).reuse;
+        if (block.name === ID_FIELD) ofId += variance;
+        else [ofOthers, squares] = [ofOthers + variance, squares + variance * variance];
       }
-      return { mean, variance };
+      return { mean, variance: ofId + (ofOthers > 0 ? squares / ofOthers : 0) };
     });
   }
 

@@ -41,6 +41,7 @@ MAX_LIGHT = 1 << 17  # features with light entries: 16 bytes each and 8 to find 
 LIGHT_TIMES = 2  # learned so often, a feature takes the dense block that was not learned for the longest time
 LIGHT_WINDOW = 64  # light entries, once they are all in use, of which the least recently learned makes room
 TAIL_BITS = 16  # tail weights: 2^16 pairs of numbers, indexed by a hash
+MOST_OWN_VARIANCE = 0.25  # of what a user's rewards, between 0 and 1, may differ by: no such number has a larger one
 ID_FIELD = crc32(b"_id")  # the field of actions' ids
 ACTION_KEYS = 0x9E3779B9  # sets hashes of actions' features apart from those of contexts
 OWN_BYTES = 8192  # of a personal model, half of them for slots; in each half the least recently learned makes room

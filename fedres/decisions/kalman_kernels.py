@@ -17,6 +17,7 @@ from fedres.decisions.constants import (
     CONTEXT_TAU_EVENTS,
     CORE_TAU_START,
     DRIFT_FORGETS,
+    ID_FIELD,
     IDLE_DRIFT,
     LEAST_LOG_DRIFT,
     LEAST_LOG_TAU,
@@ -28,6 +29,7 @@ from fedres.decisions.constants import (
     MOST_LOG_DRIFT,
     MOST_LOG_TAU,
     MOST_NOISE,
+    MOST_OWN_VARIANCE,
     START_EVENTS,
 )
 from fedres.decisions.elementary import exp, log
@@ -64,7 +66,7 @@ from fedres.decisions.kalman_own import (
     touch_slot,
     turn_own,
 )
-from fedres.decisions.kalman_pairs import fill_pair_taus, learn_pairs, pairs_part
+from fedres.decisions.kalman_pairs import fill_pair_fields, fill_pair_taus, find_pairs, learn_pairs, pairs_mean
 from fedres.decisions.kalman_state import (
     ANYBODY,
     AT_BIAS,
@@ -164,7 +166,12 @@ def tail_part(shared: Any, key: Key, t_keys: Array, t: Array, tau: float) -> Any
 
 @kernel
 def predict(shared: Any, own: Array, personal: bool, request: Any, parts: Array) -> None:
-    """Fill in the shared mean, the personal mean and the variance of each action; ``own`` may be empty."""
+    """Fill in the shared mean, the personal mean and the variance of each action; ``own`` may be empty.
+
+    The variance is that of its id, plus Σv²/Σv of those of its other features. A reward tells the sum of what they
+    mean, and should reduce the variance of the sum by (Σv)²/q; blocks, which learn it as if each of them were alone,
+    reduce theirs by Σv²/q together.
+    """
     n_context, n_features, n_slots = request.starts[0], request.hashes.size - request.starts[0], 4
     while n_slots < 2 * n_features:
         n_slots *= 2
@@ -200,9 +207,10 @@ def predict_in(
     base = block_part(shared, own, personal, np.uint32(0), np.uint32(0), inputs, room)
     fill_pair_taus(scratch, shared)
     for a in range(starts.size - 1):
-        parts[a, 0], parts[a, 1], parts[a, 2] = base[0], base[1], 0.0
+        parts[a, 0], parts[a, 1] = base[0], base[1]
         mine = slice(starts[a], starts[a + 1])
         n_blocks = action_blocks(shared, hashes[mine], values[mine], fields[mine], False, keys, xs, names)
+        of_id, of_others, squares = 0.0, 0.0, 0.0
         for f in range(1, n_blocks):
             slot = np.int64(keys[f]) & (n_slots - 1)
             for _ in range(n_slots):
@@ -215,8 +223,15 @@ def predict_in(
                 block_parts[slot, 0], block_parts[slot, 1], block_parts[slot, 2] = part
             parts[a, 0] += xs[f] * block_parts[slot, 0]
             parts[a, 1] += xs[f] * block_parts[slot, 1]
-            parts[a, 2] += xs[f] * xs[f] * block_parts[slot, 2]
-        parts[a, 0] += pairs_part(scratch, shared, n_blocks)[0]
+            variance = xs[f] * xs[f] * block_parts[slot, 2]
+            if names[f] == np.uint32(ID_FIELD):
+                of_id += variance
+            else:
+                of_others += variance
+                squares += variance * variance
+        fill_pair_fields(scratch, shared, n_blocks)
+        parts[a, 0] += pairs_mean(scratch, shared, n_blocks)
+        parts[a, 2] = of_id + (squares / of_others if of_others > 0 else 0.0)
 
 
 @inner_kernel
@@ -242,7 +257,7 @@ def block_part(shared: Any, own: Array, personal: bool, key: Key, name: Key, inp
         own_variance += bias_variance
     else:
         own_variance += tau
-    return mean, own_mean, variance + reuse_of(shared, field, USER) * own_variance
+    return mean, own_mean, variance + reuse_of(shared, field, USER) * min(own_variance, MOST_OWN_VARIANCE)
 
 
 @inner_kernel
@@ -565,8 +580,7 @@ def learn_in(
             part_mean, part_variance = learning_part(scratch, shared, own, f, n_places, n_tail)
             mean += scratch.xs[f] * part_mean
             variance += scratch.xs[f] * scratch.xs[f] * part_variance
-        fill_pair_taus(scratch, shared)
-        pair_mean, pair_variance, n_pairs = pairs_part(scratch, shared, n_blocks)
+        pair_mean, pair_variance, n_pairs = find_pairs(scratch, shared, n_blocks)
         mean += pair_mean
         variance += pair_variance
         error = (np.float64(events.rewards[e]) - low) / span - mean - beside[e, 0]

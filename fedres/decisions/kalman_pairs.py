@@ -14,68 +14,90 @@ from fedres.compiling import inner_kernel
 from fedres.decisions.constants import ID_FIELD, MOST_PAIRED
 from fedres.decisions.elementary import exp
 from fedres.decisions.kalman_diagonal import diagonal_part, learn_diagonal, step_log_tau
-from fedres.decisions.kalman_inputs import action_key, field_place, tail_place
+from fedres.decisions.kalman_inputs import Key, action_key, field_place, tail_place
 from fedres.decisions.kalman_state import AT_HIGH, AT_LOW, AT_PAIR, FIELDS
+from fedres.local_learners.adagrad import at
+
+
+@inner_kernel
+def pair_field(shared: Any, name: Key) -> Any:
+    """Return the place of a field's prior, −1 if its features are in no pair."""
+    if len(shared.pair_log_tau) == 0 or name == np.uint32(ID_FIELD):
+        return -1
+    return field_place(shared, name, False)
+
+
+@inner_kernel
+def fill_pair_fields(scratch: Any, shared: Any, n_blocks: int) -> None:
+    """Fill in the fields of an action's features."""
+    for f in range(1, min(n_blocks, 1 + MOST_PAIRED)):
+        scratch.pair_fields[f] = pair_field(shared, scratch.names[f])
 
 
 @inner_kernel
 def fill_pair_taus(scratch: Any, shared: Any) -> None:
     """Fill in τ of every two fields."""
+    taus = scratch.pair_taus
     for j in range(2, min(shared.counts[FIELDS], len(shared.pair_log_tau))):
         for i in range(1, j):
-            scratch.pair_taus[i, j] = exp(shared.pair_log_tau[i, j])
+            taus[i, j] = taus[j, i] = exp(shared.pair_log_tau[i, j])
+            scratch.pair_precisions[i, j] = scratch.pair_precisions[j, i] = 1 / taus[i, j]
 
 
 @inner_kernel
-def pairs_part(scratch: Any, shared: Any, n_blocks: int) -> Any:
-    """Return mean and variance of the pairs of an action's features, and how many pairs there are.
+def pairs_mean(scratch: Any, shared: Any, n_blocks: int) -> float:
+    """Return the mean of the pairs of an action's features, of which τ and fields are filled in."""
+    fields, mean = scratch.pair_fields, 0.0
+    for f in range(2, min(n_blocks, 1 + MOST_PAIRED)):
+        for g in range(1, f):
+            if _have_pair(fields[at(f)], fields[at(g)]):
+                place, value = _pair(scratch, shared, f, g)
+                precision = scratch.pair_precisions[at(fields[at(f)]), at(fields[at(g)])]
+                weight = shared.tail[at(place)]
+                mean += np.float64(weight[0]) * (1 / (precision + np.float64(weight[1]))) * value
+    return mean
 
-    Fill in their slopes by log τ, which ``fill_pair_taus`` filled in.
+
+@inner_kernel
+def find_pairs(scratch: Any, shared: Any, n_blocks: int) -> Any:
+    """Return mean and variance of the pairs of an action's features, and how many there are.
+
+    Fill in where their weights are, and their inputs and slopes by log τ.
     """
-    n, mean, variance = _find_pairs(scratch, shared, n_blocks), 0.0, 0.0
-    for k in range(n):
-        place, i, j = _places_of(scratch, k)
-        part = diagonal_part(shared.tail[place], scratch.pair_inputs[k], scratch.pair_taus[i, j])
-        mean += part[0]
-        variance += part[1]
-        scratch.pair_slopes[k] = part[2]
+    fill_pair_taus(scratch, shared)
+    fill_pair_fields(scratch, shared, n_blocks)
+    fields, places, mean, variance, n = scratch.pair_fields, scratch.pair_places, 0.0, 0.0, 0
+    for f in range(2, min(n_blocks, 1 + MOST_PAIRED)):
+        for g in range(1, f):
+            if _have_pair(fields[f], fields[g]):
+                place, value = _pair(scratch, shared, f, g)
+                part = diagonal_part(shared.tail[place], value, scratch.pair_taus[fields[f], fields[g]])
+                places[n, AT_PAIR], scratch.pair_inputs[n], scratch.pair_slopes[n] = place, value, part[2]
+                places[n, AT_LOW], places[n, AT_HIGH] = min(fields[f], fields[g]), max(fields[f], fields[g])
+                mean += part[0]
+                variance += part[1]
+                n += 1
     return mean, variance, n
 
 
 @inner_kernel
-def _find_pairs(scratch: Any, shared: Any, n_blocks: int) -> int:
-    """Fill in where the weights of pairs are, their fields and their inputs; return how many there are."""
-    keys, fields, n = scratch.keys, scratch.pair_fields, 0
-    for f in range(1, min(n_blocks, 1 + MOST_PAIRED) if len(shared.pair_log_tau) else 0):
-        is_id = scratch.names[f] == np.uint32(ID_FIELD)
-        fields[f] = -1 if is_id else field_place(shared, scratch.names[f], False)
-        for g in range(1, f):
-            if fields[f] >= 0 and fields[g] >= 0 and fields[f] != fields[g]:
-                first, second = min(keys[f], keys[g]), max(keys[f], keys[g])
-                scratch.pair_places[n, AT_PAIR] = tail_place(first, action_key(second), len(shared.tail))
-                scratch.pair_places[n, AT_LOW] = min(fields[f], fields[g])
-                scratch.pair_places[n, AT_HIGH] = max(fields[f], fields[g])
-                scratch.pair_inputs[n] = _bounded(scratch.xs[f]) * _bounded(scratch.xs[g])
-                n += 1
-    return n
+def _have_pair(field: int, other: int) -> bool:
+    return field >= 0 and other >= 0 and field != other
 
 
 @inner_kernel
-def _bounded(x: float) -> float:
-    """Return an input as it counts in pairs: the product of two extremes would outweigh all else."""
-    return min(max(x, -1.0), 1.0)
-
-
-@inner_kernel
-def _places_of(scratch: Any, k: int) -> Any:
-    places = scratch.pair_places
-    return places[k, AT_PAIR], places[k, AT_LOW], places[k, AT_HIGH]
+def _pair(scratch: Any, shared: Any, f: int, g: int) -> Any:
+    """Return where the weight of two features is, and its input: the product of two extremes would outweigh all."""
+    keys, xs = scratch.keys, scratch.xs
+    first, second = min(keys[at(f)], keys[at(g)]), max(keys[at(f)], keys[at(g)])
+    value = min(max(xs[at(f)], -1.0), 1.0) * min(max(xs[at(g)], -1.0), 1.0)
+    return tail_place(first, action_key(second), len(shared.tail)), value
 
 
 @inner_kernel
 def learn_pairs(scratch: Any, shared: Any, n: int, error: float, q: float) -> None:
     """Let the weights of n pairs learn, and log τ follow their slopes."""
     for k in range(n):
-        place, i, j = _places_of(scratch, k)
+        place, i, j = scratch.pair_places[k]
         learn_diagonal(shared.tail[place], scratch.pair_inputs[k], scratch.pair_taus[i, j], error, q)
         step_log_tau(shared.pair_log_tau, shared.pair_slope_squares, i, j, error * scratch.pair_slopes[k])

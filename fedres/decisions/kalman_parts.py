@@ -31,7 +31,7 @@ from fedres.decisions.kalman_kernels import (
     tail_part,
 )
 from fedres.decisions.kalman_own import tau_of
-from fedres.decisions.kalman_pairs import fill_pair_taus, pairs_part
+from fedres.decisions.kalman_pairs import find_pairs
 from fedres.decisions.kalman_state import OWN, SCALES, TAIL, Events, Workspace, scratch_for
 
 
@@ -82,8 +82,7 @@ def example_part(
         for j in range(order.size):
             if order[j] == names[f]:
                 slopes[j] += xs[f] * slope
-    fill_pair_taus(scratch, shared)
-    pair_mean, pair_variance, _ = pairs_part(scratch, shared, n_blocks)
+    pair_mean, pair_variance, _ = find_pairs(scratch, shared, n_blocks)
     return mean + pair_mean, variance + pair_variance, length_of(scratch, n_places, n_tail, n_blocks)
 
 

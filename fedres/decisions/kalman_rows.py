@@ -11,12 +11,12 @@ import numpy as np
 
 from fedres.checks import Array
 from fedres.compiling import inner_kernel, kernel
-from fedres.decisions.constants import BIAS_WORDS, HEAD
+from fedres.decisions.constants import BIAS_WORDS, HEAD, ID_FIELD, MOST_OWN_VARIANCE
 from fedres.decisions.kalman_diagonal import diagonal_part
 from fedres.decisions.kalman_inputs import Key, action_value, field_place, find_light, key_of
 from fedres.decisions.kalman_kernels import block_part, core_part, inputs_in, reuse_of, tail_part
 from fedres.decisions.kalman_own import BASIS, BIAS_KEY, BIASES, COUNT, SLOT_KEY, own_part, tau_of, turn_own
-from fedres.decisions.kalman_pairs import fill_pair_taus, pairs_part
+from fedres.decisions.kalman_pairs import fill_pair_taus, pair_field, pairs_mean
 from fedres.decisions.kalman_state import (
     ANYBODY,
     BASES,
@@ -45,6 +45,7 @@ class Rows(NamedTuple):
     inputs: Array  # float64, x: its value there, by the scales of the shared model
     keys: Array  # uint32, of each distinct feature
     fields: Array  # uint32, hashes of their JSON keys
+    pair_means: Array  # float64, what the pairs of a row's features add to its mean, by ``fill_pair_means``
 
 
 @kernel
@@ -77,6 +78,45 @@ def fill_inputs(shared: Any, hashes: Array, values: Array, fields: Array, inputs
 
 
 @kernel
+def fill_pair_means(shared: Any, rows: Any, first: int) -> None:
+    """Fill in what pairs add to the means of the rows from ``first`` on: the same in all contexts."""
+    longest = _longest(rows.starts)
+    scratch, numbers = scratch_for(1, 1, 0, longest, 1), np.empty(longest, np.int64)
+    pair_fields = np.empty(rows.keys.size, np.int64)
+    for f in range(rows.keys.size):
+        pair_fields[f] = pair_field(shared, rows.fields[f])
+    fill_pair_taus(scratch, shared)
+    for k in range(first, rows.starts.size - 1):
+        n = _take_row(rows, k, numbers, scratch.xs[1:])
+        for j in range(n):
+            f = at(numbers[j])
+            scratch.keys[1 + j], scratch.pair_fields[1 + j] = rows.keys[f], pair_fields[f]
+        rows.pair_means[k] = pairs_mean(scratch, shared, 1 + n)
+
+
+@inner_kernel
+def _longest(starts: Array) -> int:
+    """Return how many places the longest row has."""
+    longest = 0
+    for k in range(starts.size - 1):
+        longest = max(longest, starts[k + 1] - starts[k])
+    return longest
+
+
+@inner_kernel
+def _take_row(rows: Any, k: int, numbers: Array, xs: Array) -> int:
+    """Fill in which features a row has, each once, and their inputs; return how many there are."""
+    j, end, n = rows.starts[k], rows.starts[k + 1], 0
+    while j < end:
+        numbers[n], xs[n] = rows.features[at(j)], 0.0
+        while j < end and rows.features[at(j)] == numbers[n]:
+            xs[n] += rows.inputs[at(j)]
+            j += 1
+        n += xs[n] != 0
+    return n
+
+
+@kernel
 def predict_rows(
     shared: Any, own: Array, personal: bool, hashes: Array, values: Array, rows: Any, parts: Array
 ) -> None:  # fmt: skip
@@ -84,10 +124,7 @@ def predict_rows(
 
     ``hashes`` and ``values`` are the context's.
     """
-    longest = 1
-    for k in range(rows.starts.size - 1):
-        longest = max(longest, rows.starts[k + 1] - rows.starts[k])
-    scratch = scratch_for(shared.bases.shape[1], shared.bases.shape[2], hashes.size, longest, 1)
+    scratch = scratch_for(shared.bases.shape[1], shared.bases.shape[2], hashes.size, 1, 1)
     if own.size and own[BASIS] != shared.counts[BASES] - 1:
         own = own.copy()
         turn_own(shared, own, scratch)
@@ -109,7 +146,8 @@ def predict_rows(
             part = _rare_part(shared, key, kind == LIGHT_KIND, prior, inputs)
         feature_parts[f, 0], feature_parts[f, 1], feature_parts[f, 2] = part
     base = block_part(shared, own, personal, np.uint32(0), np.uint32(0), inputs, room)
-    _sum_rows(scratch, shared, rows, feature_parts, base, parts)
+    longest = _longest(rows.starts)
+    _sum_rows(rows, feature_parts, base, (np.empty(longest, np.int64), np.empty(longest)), parts)
 
 
 @inner_kernel
@@ -122,7 +160,8 @@ def _fill_prior(shared: Any, nobody: Array, personal: bool, field: int, inputs: 
     prior[SHARE] = reuse_of(shared, field, ANYBODY)
     prior[PERSONAL] = 0.0
     if personal:
-        prior[PERSONAL] = reuse_of(shared, field, USER) * (own_variance + tau_of(shared, field, OWN_BIAS))
+        own_variance += tau_of(shared, field, OWN_BIAS)
+        prior[PERSONAL] = reuse_of(shared, field, USER) * min(own_variance, MOST_OWN_VARIANCE)
 
 
 @inner_kernel
@@ -155,23 +194,19 @@ def _mark(shared: Any, own: Array, k: int, kinds: Array) -> None:
 
 
 @inner_kernel
-def _sum_rows(scratch: Any, shared: Any, rows: Any, feature_parts: Array, base: Any, parts: Array) -> None:
-    features, inputs = rows.features, rows.inputs
-    fill_pair_taus(scratch, shared)
+def _sum_rows(rows: Any, feature_parts: Array, base: Any, row: Any, parts: Array) -> None:
+    numbers, xs = row
     for k in range(rows.starts.size - 1):
-        j, end = rows.starts[k], rows.starts[k + 1]
-        shared_mean, own_mean, variance, n = base[0], base[1], 0.0, 1
-        while j < end:
-            f, x = features[at(j)], inputs[at(j)]
-            j += 1
-            while j < end and features[at(j)] == f:
-                x += inputs[at(j)]
-                j += 1
-            shared_mean += x * feature_parts[at(f), 0]
-            own_mean += x * feature_parts[at(f), 1]
-            variance += x * x * feature_parts[at(f), 2]
-            if x != 0:
-                scratch.keys[n], scratch.xs[n], scratch.names[n] = rows.keys[at(f)], x, rows.fields[at(f)]
-                n += 1
-        shared_mean += pairs_part(scratch, shared, n)[0]
-        parts[k, 0], parts[k, 1], parts[k, 2] = shared_mean, own_mean, variance
+        shared_mean, own_mean, of_id, of_others, squares = base[0], base[1], 0.0, 0.0, 0.0
+        for j in range(_take_row(rows, k, numbers, xs)):
+            f, x = at(numbers[j]), xs[j]
+            shared_mean += x * feature_parts[f, 0]
+            own_mean += x * feature_parts[f, 1]
+            variance = x * x * feature_parts[f, 2]
+            if rows.fields[f] == np.uint32(ID_FIELD):
+                of_id += variance
+            else:
+                of_others += variance
+                squares += variance * variance
+        parts[k, 0], parts[k, 1] = shared_mean + rows.pair_means[k], own_mean
+        parts[k, 2] = of_id + (squares / of_others if of_others > 0 else 0.0)

@@ -61,7 +61,7 @@ class Prediction(NamedTuple):
     """Expected rewards of actions, and how uncertain they are."""
 
     means: Array  # shared + personal
-    widths: Array  # standard deviations
+    widths: Array  # how unsure they are, in rewards
     shared: Array
     personal: Array
 

@@ -7,8 +7,8 @@ recently learned entries make room, in the shared model and in each personal one
     U    leading eigenvectors of the mean of zz';  r = U'z                    x_f  value of f; 1 for categories
     predict   m_a = Σ_f x_f (W_f·z + w_f·t + β_uf + w_uf·r)     over block 0 and the blocks of a
                     + Σ_fg w_fg x_f x_g                         over pairs of features of a, of different fields
-              v_a = Σ_f x_f² (ρ (z'P_f z + Σ c t²) + ρ_u (c_uf + r'C_uf r))   over the blocks of a but block 0
-    learn     e = reward − m,  q = noise + v with block 0;  every block takes a Kalman step with the same e and q
+              v_f = x_f² (ρ (z'P_f z + Σ c t²) + ρ_u (c_uf + r'C_uf r));  v_a = v_id + Σ v_f²/Σ v_f of others
+    learn     e = reward − m,  q = noise + the sum of all variances;  every weight takes a Kalman step with this e and q
 """
 
 from __future__ import annotations
@@ -309,10 +309,17 @@ class ResidualKalman(Inputs):
         for k, action in enumerate(actions):
             features = self._features(action)
             means[k] += sum(term.weights.predict(term.inputs, term.prior.tau)[0] for term in self._pairs(features))
-            for use in [predicted(key, x, name) for key, (x, name) in features.items()]:
-                reuse = np.repeat([use.of.reuse.share, use.of.own_reuse.share], [3, 2])
-                means[k] += use.x * use.parts[0].sum()
-                variances[k] += use.x * use.x * (reuse * use.parts[1]).sum()
+            others = [0.0]
+            for key, (x, name) in features.items():
+                use = predicted(key, x, name)
+                own_variance = min(use.parts[1, 3:].sum(), the.MOST_OWN_VARIANCE)
+                variance = use.of.reuse.share * use.parts[1, :3].sum() + use.of.own_reuse.share * own_variance
+                means[k] += x * use.parts[0].sum()
+                if name == the.ID_FIELD:
+                    variances[k] += x * x * variance
+                else:
+                    others.append(x * x * variance)
+            variances[k] += np.square(others).sum() / max(sum(others), 1e-300)
         return self.low + self.span * means, self.span * np.sqrt(np.maximum(variances, 0.0))
 
     def shared_weights(self) -> dict[int, Dense | Information]:

@@ -390,6 +390,9 @@ class PublishedAdagrad(NamedTuple):
         shared, personal = score(features, self.weights, scored.personal)
         return [*zip(shared.tolist(), personal.tolist(), strict=True)]
 
+    def n_explained(self, rows: Sequence[Hashed], settings: Settings) -> int:
+        return (rows[0].size + 1) * sum(row.size + 1 for row in rows[1:]) if settings.crosses else 0
+
     def explain(self, scored: ScoredRequest, context: bytes, action: tuple[str, bytes]) -> Explained:
         why = explain(context, action, self.weights, scored.personal, crosses=scored.settings.crosses)
         return Explained(action[0], why.shared, why.personal, strongest(why.strongest))

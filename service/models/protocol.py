@@ -138,7 +138,7 @@ class Explained(Struct, omit_defaults=True):
     shared: float  #: The shared part of the score.
     personal: float  #: The personal part of the score.
     strongest: list[Strongest]  #: The pairs of features that add most.
-    width: float | None = None  #: Standard deviation of the score, if the model knows it.
+    width: float | None = None  #: How unsure the score is, if the model knows it.
 
 
 def strongest(contributions: Sequence[Contribution], span: float = 1.0) -> list[Strongest]:
@@ -184,7 +184,7 @@ class PublishedModel(Protocol):
     def predict_items(
         self, items: ItemRows, context: Hashed, memory: Array, key: Key, crosses: bool
     ) -> tuple[Array, Array]:
-        """Return the expected reward of each item and its standard deviation, 0 if the model has no widths."""
+        """Return the expected reward of each item and its width, 0 if the model has none."""
 
     def read_personal(self, data: Array) -> Any:
         """Return the user's model in a block's data, None if it belongs to another shared model."""
@@ -194,6 +194,9 @@ class PublishedModel(Protocol):
 
     def score_parts(self, scored: ScoredRequest) -> list[tuple[float, float]]:
         """Return the shared and the personal part of each action's score."""
+
+    def n_explained(self, rows: Sequence[Hashed], settings: Settings) -> int:
+        """Return how many pairs of features must be evaluated to explain the scores of a context and actions."""
 
     def explain(self, scored: ScoredRequest, context: bytes, action: tuple[str, bytes]) -> Explained:
         """Return why the only action scores as it does; ``context`` and ``action`` are its features as JSON."""

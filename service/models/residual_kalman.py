@@ -22,7 +22,7 @@ import numpy as np
 from fedres.checks import Array
 from fedres.compiling import kernel
 from fedres.decisions.array_checks import check_arrays
-from fedres.decisions.constants import BIAS_WORDS, OWN_BYTES, START_EVENTS
+from fedres.decisions.constants import BIAS_WORDS, MOST_PAIRED, OWN_BYTES, START_EVENTS
 from fedres.decisions.constants import HEAD as OWN_HEAD
 from fedres.decisions.explaining import explain, personal_variances
 from fedres.decisions.federated_kalman import Part, learn_residual, residual_of
@@ -481,6 +481,10 @@ class PublishedKalman(NamedTuple):
             request = KalmanRequest(*joined_rows(rows), np.cumsum([row.size for row in rows], dtype=np.int64))
             predict(self.shared, NO_MODEL if own is None else own, own is not None, request, parts)
         return [(self.low + self.span * part[0], self.span * part[1]) for part in parts.tolist()]
+
+    def n_explained(self, rows: Sequence[Hashed], settings: Settings) -> int:
+        context, *actions = [row.size for row in rows]
+        return sum((context + 1) * (n + 1) + math.comb(min(n, MOST_PAIRED), 2) for n in actions)
 
     def explain(self, scored: ScoredRequest, context: bytes, action: tuple[str, bytes]) -> Explained:
         low, span = self.low, self.span

@@ -17,20 +17,12 @@ from service.rank.requests import PreparedRequest
 MOST_EXPLAINED = 20_000  # pairs of features evaluated for one call
 
 
-def n_explained_pairs(prepared: PreparedRequest, loop: Loop) -> int:
-    """Return how many pairs of features must be evaluated to explain a decision: none unless they are crossed."""
-    if not loop.view.settings.crosses:
-        return 0
-    context, *actions = [row.size + 1 for row in prepared.rows]
-    return context * sum(actions)
-
-
 def explainable(decision: Decision, loop: Loop, most: int) -> Decision | ApiError:
     """Return the decision, or its refusal if an explanation would evaluate too many pairs of features."""
-    n_pairs = n_explained_pairs(decision.prepared, loop)
+    n_pairs = loop.model.n_explained(decision.prepared.rows, loop.view.settings)
     if n_pairs <= most:
         return decision
-    message = f"explain must look at no more than {most} pairs of context and action features, got {n_pairs}"
+    message = f"explain must look at no more than {most} pairs of features, got {n_pairs}"
     return ApiError(422, "too_much_to_explain", message, "explain")
 
 

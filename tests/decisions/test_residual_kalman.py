@@ -14,6 +14,7 @@ from fedres.decisions.constants import (
     LIGHT_TIMES,
     MAX_FIELDS,
     MOST_KEPT,
+    MOST_OWN_VARIANCE,
     MOST_PAIRED,
     OWN_SIZE,
     START_EVENTS,
@@ -34,15 +35,18 @@ from fedres.decisions.kalman_inputs import (
 from fedres.decisions.kalman_inputs_reference import KalmanEvent
 from fedres.decisions.kalman_kernels import predict
 from fedres.decisions.kalman_own import BIASES, COUNT, SLOT_KEY
-from fedres.decisions.kalman_rows import Rows, fill_inputs, number_features, predict_rows
+from fedres.decisions.kalman_rows import Rows, fill_inputs, fill_pair_means, number_features, predict_rows
 from fedres.decisions.kalman_state import (
     BLOCKS,
     CONSTANT,
     CORE,
     LIGHT,
     LOG_DRIFT,
+    OWN,
+    OWN_BIAS,
     SCALES,
     UNIT,
+    USER,
     Events,
     new_shared,
     slot_words,
@@ -146,6 +150,33 @@ def test_pairs_are_those_of_the_readable_twin_for_more_features_and_fields_than_
         reward = float(rng.random() < 0.5)
         model.learn(events_of([(request_of(([], []), [action]), 0, reward, -1)]))
         readable.learn(KalmanEvent(None, ([], []), learned(action), reward))
+
+
+def test_an_action_is_as_unsure_as_its_id_and_a_mean_of_its_other_features():
+    model = ResidualKalman()
+    learn_all(model, {}, stream(8, 60), [60])
+    features = [(102, ID_FIELD), (7001, 7), (9, 10)]
+    alone = [([key], [1.0], [field]) for key, field in features]
+    actions = [*alone, ([7001, 9], [1.0, 1.0], [7, 10]), ([102, 7001, 9], [1.0] * 3, [ID_FIELD, 7, 10])]
+    identity, one, other, both, every = model.predict(request_of(([3], [1.0]), actions)).widths ** 2
+    assert one != pytest.approx(other)
+    assert both == pytest.approx((one**2 + other**2) / (one + other))
+    assert every == pytest.approx(identity + both)
+
+
+def test_a_user_is_not_expected_to_differ_by_more_than_rewards_can():
+    """Users like some films and not others, and most they have not seen: priors of personal weights become large."""
+    model, rng, likes = ResidualKalman(), np.random.default_rng(2), np.random.default_rng(0).random((20, 60)) < 0.3
+    owns, films = dict.fromkeys(range(20), NO_MODEL), [([1000 + k], [1.0], [ID_FIELD]) for k in range(60)]
+    for _ in range(3000):
+        user, film = int(rng.integers(20)), int(rng.integers(60))
+        event = (request_of(([], []), [films[film]]), 0, float(likes[user, film]), 0)
+        (owns[user],) = model.learn(events_of([event]), [owns[user]])
+    place = model.shared.field_keys.tolist().index(ID_FIELD)
+    assert np.exp(model.shared.log_tau[place, [OWN, OWN_BIAS]]).sum() > MOST_OWN_VARIANCE
+    request, reuse = request_of(([], []), films), model.shared.reuse[place, USER]
+    of_all, of_a_user = (model.predict(request, own).widths ** 2 for own in (None, NO_MODEL))
+    assert of_a_user - of_all == pytest.approx(reuse * MOST_OWN_VARIANCE)
 
 
 def test_what_two_features_mean_together_is_learned_and_their_prior_alone_grows():
@@ -699,7 +730,10 @@ def rows_of(shared, request):
     n_keys = number_features(np.zeros(2048, np.int32), keys, key_fields, 0, hashes, fields, numbers)
     inputs = np.empty(n)
     fill_inputs(shared, hashes.copy(), request.values[first:].copy(), fields.copy(), inputs)  # as a catalogue has them
-    return Rows(request.starts - first, numbers, inputs, keys[:n_keys], key_fields[:n_keys])
+    pair_means = np.zeros(request.starts.size - 1)
+    rows = Rows(request.starts - first, numbers, inputs, keys[:n_keys], key_fields[:n_keys], pair_means)
+    fill_pair_means(shared, rows, 0)
+    return rows
 
 
 @pytest.mark.parametrize(("settings", "shape"), SETTINGS)

@@ -88,7 +88,7 @@ class Explanation(FieldsByName, frozen=True):
     shared: float
     personal: float
     strongest: list[Strongest]
-    width: float | None = None  # the score's standard deviation, if the model has widths
+    width: float | None = None  # how unsure the score is, if the model has widths
 
 
 class FeedbackSender(Protocol):

@@ -167,4 +167,4 @@ class FeatureRows:
 
     def numbered(self, shared: Shared) -> Rows:
         n = self._keys.size
-        return Rows(self._starts, np.arange(n, dtype=np.int32), np.ones(n), self._keys, self._fields)
+        return Rows(self._starts, np.arange(n, dtype=np.int32), np.ones(n), self._keys, self._fields, np.zeros(n + 1))

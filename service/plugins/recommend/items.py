@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from fedres.checks import Array
-from fedres.decisions.kalman_rows import Rows, fill_inputs, number_features
+from fedres.decisions.kalman_rows import Rows, fill_inputs, fill_pair_means, number_features
 from fedres.decisions.kalman_state import Shared
 from fedres.scoring.features import Hashed, Named, Preparer
 from service.item_attributes import Meaning, read_meaning
@@ -106,6 +106,8 @@ class Items:
         self._keys, self._key_fields, self._id_keys = Growing(np.uint32), Growing(np.uint32), Growing(np.uint32)
         self._table: Array = np.zeros(1024, np.int32)
         self._scales: Array | None = None  # by which the inputs are
+        self._pair_means = Growing(np.float64)
+        self._paired_by: Shared | None = None  # whose weights these are by
 
     def _note(self, name: str) -> None:
         self._changed[name] = None
@@ -213,7 +215,7 @@ class Items:
         return self._numbers.used, self._keys.used, self._key_fields.used
 
     def numbered(self, shared: Shared) -> Rows:
-        """Return the rows for ``residual-kalman``; the scales of numbers seldom change."""
+        """Return the rows for ``residual-kalman``. Scales of numbers seldom change, but weights of pairs always do."""
         scales = np.concatenate([shared.scale_keys.astype(np.float64), shared.scale_stats.ravel()])
         first = self._inputs.size
         if self._scales is None or not np.array_equal(scales, self._scales):
@@ -223,7 +225,15 @@ class Items:
         inputs = self._inputs.reserve(self._hashes.size - first)
         fill_inputs(shared, self._hashes.used[new], self._values.used[new], self._fields.used[new], inputs[new])
         self._inputs.size = self._hashes.size
-        return Rows(self._ends.used, self._numbers.used, self._inputs.used, self._keys.used, self._key_fields.used)
+        if self._paired_by is not shared:
+            self._paired_by, self._pair_means.size = shared, 0
+        first = self._pair_means.size
+        self._pair_means.extend(np.zeros(self.n_rows - first))
+        columns = (self._ends, self._numbers, self._inputs, self._keys, self._key_fields, self._pair_means)
+        rows = Rows(*[column.used for column in columns])
+        if first < self.n_rows:
+            fill_pair_means(shared, rows, first)
+        return rows
 
     @property
     def keys(self) -> Array:

@@ -12,7 +12,7 @@ from service.log.protocol import Log
 from service.log.records import RANK, REWARD, Entry, decode_rank, decode_reward
 from service.models.protocol import Explained
 from service.rank.decide import logged_decision, prepare
-from service.rank.explaining import explain_all, n_explained_pairs
+from service.rank.explaining import explain_all
 from service.rank.ranker import RankerContext
 from service.rank.requests import Action, Ranked, RankRequest
 
@@ -79,7 +79,7 @@ def _record(entry: Entry) -> EventRecord:
 async def _explained(context: RankerContext, name: str, request: RankRequest) -> list[Explained]:
     loop = context.loop(name)
     [prepared] = prepare([request], loop, context.preparer)
-    if isinstance(prepared, ApiError) or n_explained_pairs(prepared, loop) > EXPLAINED_PAIRS:
+    if isinstance(prepared, ApiError) or loop.model.n_explained(prepared.rows, loop.view.settings) > EXPLAINED_PAIRS:
         return []
     await context.until_compiled()
     return await explain_all(prepared, loop, context.models)
