@@ -29,7 +29,8 @@ def test_a_page_is_answered_rewarded_activated_and_exported_place_by_place(clien
     assert [why["id"] for why in page["explanations"]] == [item["id"] for item in page["items"]]
     assert client.post(f"{films}/events/page%201%2F2~1/activate").status_code == 204
     assert client.post(f"{films}/events/page%201%2F2~1/reward", json={"value": 1}).status_code == 204
-    first, second, _ = map(json.loads, client.get(f"{films}/events").text.splitlines())
+    events = map(json.loads, client.get(f"{films}/events").text.splitlines())
+    first, second, _ = (event for event in events if event["event_id"].startswith("page 1/2~"))
     assert (first["status"], first["reward"], second["status"]) == ("rewarded", 1.0, "deferred")
     assert (first["place"], first["candidates"], first["context"]) == (1, 3, {"hour": 9})
     story = client.get(f"{films}/events/page%201%2F2~1").json()
