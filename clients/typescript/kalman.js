@@ -3,6 +3,7 @@
 import { FIRST_LOG_TAU, MAX_SCALES, OWN, Regression, Scale, actionScaleKey, keyOf, newField } from "./regression.js";
 
 const CORE_SIZE = 64, MAX_BLOCKS = 512, TAIL_BITS = 16, DEVICE_BLOCKS = 128, DEVICE_TAIL_BITS = 12, FIRST_NOISE = 0.1;
+const MOST_OWN_VARIANCE = 0.25; // in widths, of what a user may differ by
 const DEVICE_LOG_TAU = -0.5; // log τ of a device's weights at first and at most
 export const START_EVENTS = 16; // with which the own half begins, where there is no shared one
 
@@ -44,10 +45,10 @@ export class DeviceKalman {
     const [nContext] = starts, nothing = starts.slice(1).map(() => ({ mean: 0, variance: 0 }));
     const shared = this.shared?.predict(seenOf(request, nSeen, nContext), nSeen, starts.map((at) => at - nContext + nSeen)) ?? nothing;
     const own = this.own?.predict(request, nContext, starts) ?? nothing;
-    const unsure = this.shared || this.own ? 0 : 1;
+    const unsure = this.shared || this.own ? 0 : 1, most = this.shared ? MOST_OWN_VARIANCE : Infinity;
     return shared.map(({ mean, variance }, a) => ({
       mean: this.low + this.span * mean + this.span * own[a].mean,
-      width: this.span * Math.sqrt(Math.max(variance + own[a].variance + unsure, 0)),
+      width: this.span * Math.sqrt(Math.max(variance + Math.min(own[a].variance, most) + unsure, 0)),
     }));
   }
 

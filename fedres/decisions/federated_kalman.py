@@ -22,7 +22,14 @@ from typing import NamedTuple
 import numpy as np
 
 from fedres.checks import Array
-from fedres.decisions.constants import CORE_SIZE, FIRST_LOG_TAU, MAX_BASES, MAX_FIELDS, START_EVENTS
+from fedres.decisions.constants import (
+    CORE_SIZE,
+    FIRST_LOG_TAU,
+    MAX_BASES,
+    MAX_FIELDS,
+    MOST_OWN_VARIANCE,
+    START_EVENTS,
+)
 from fedres.decisions.kalman_inputs import find_scale
 from fedres.decisions.kalman_kernels import predict
 from fedres.decisions.kalman_parts import (
@@ -175,6 +182,8 @@ class DeviceKalman:
             predict(self.own, NO_MODEL, False, fixed(request), own)
         if self.shared is None and self.own is None:
             shared[:, 2] = 1.0
+        if self.shared is not None:  # as for users of the service
+            own[:, 2] = np.minimum(own[:, 2], MOST_OWN_VARIANCE)
         means, widths = self.low + self.span * shared[:, 0], np.sqrt(np.maximum(shared[:, 2] + own[:, 2], 0.0))
         return Prediction(means + self.span * own[:, 0], self.span * widths, means, self.span * own[:, 0])
 

@@ -5,7 +5,7 @@ import pytest
 import safetensors.numpy
 
 from fedres.decisions import federated_kalman_reference as plain
-from fedres.decisions.constants import FIRST_LOG_TAU
+from fedres.decisions.constants import FIRST_LOG_TAU, ID_FIELD, MOST_OWN_VARIANCE
 from fedres.decisions.federated_kalman import DeviceKalman, KalmanExample, Part, learn_residual, residual_of
 from fedres.decisions.kalman_document import read_document, read_metadata, write_document, write_safetensors
 from fedres.decisions.kalman_state import NOISE, OWN, Events
@@ -210,6 +210,17 @@ def test_a_device_is_as_unsure_of_itself_as_the_server_says_up_to_a_bound(server
         variances.append(device.part(example).variance)
     assert variances == pytest.approx([variances[0], variances[0] * np.exp(-2.0), variances[0]])
     assert variances[0] > 0.1
+
+
+def test_a_device_is_not_expected_to_differ_by_more_than_rewards_can(server):
+    request = request_of(([HOUR], [9.0]), [([7, 8], [1.0, 1.0], [ID_FIELD, ID])])
+    devices = [DeviceKalman(personal=personal) for personal in (True, False)]
+    for device in devices:
+        device.relearn(server.shared, [])
+    own, nobody = (device.predict(request, 1).widths[0] ** 2 for device in devices)
+    assert own - nobody == pytest.approx(MOST_OWN_VARIANCE)
+    devices[0].shared = None
+    assert devices[0].predict(request, 1).widths[0] ** 2 > 2 * MOST_OWN_VARIANCE
 
 
 def test_a_device_that_learns_again_does_not_count_the_shared_effect_twice():
