@@ -395,9 +395,9 @@ class ResidualKalman(Inputs):
 
     def _pairs(self, features: dict[int, tuple[float, int]]) -> Iterator[Term]:
         """Yield the weights of pairs of an action's features. The product of two extremes would outweigh all else."""
-        known = [*self.fields.values()]
+        fields = [*self.fields.values()]
         first = [(key, x, self._field(name), name) for key, (x, name) in [*features.items()][: self.most_paired]]
-        paired = [each[:3] for each in first if each[3] != the.ID_FIELD and each[2] in known]
+        paired = [each[:3] for each in first if each[3] != the.ID_FIELD and each[2] in fields]
         pairs = [(one, other) for k, other in enumerate(paired) for one in paired[:k]]
         for (key, x, of), (other, y, beside) in pairs:
             if of is not beside:
@@ -482,12 +482,9 @@ class ResidualKalman(Inputs):
         used = [use for use in uses.values() if use]
         pairs = [*self._pairs({key: features[key] for key, use in uses.items() if use and key})]
         pair_parts = np.array([pair.weights.predict(pair.inputs, pair.prior.tau) for pair in pairs]).reshape(-1, 3)
-        mean, variance = (
-            sum(use.x * use.parts[0].sum() for use in used),
-            sum(use.x**2 * use.parts[1].sum() for use in used),
-        )
-        error = (event.reward - self.low) / self.span - mean - pair_parts[:, 0].sum() - beside[0]
-        variance += pair_parts[:, 1].sum() + beside[1]
+        mean = sum(use.x * use.parts[0].sum() for use in used) + pair_parts[:, 0].sum()
+        variance = sum(use.x * use.x * use.parts[1].sum() for use in used) + pair_parts[:, 1].sum() + beside[1]
+        error = (event.reward - self.low) / self.span - mean - beside[0]
         ahead = sum(use.x * float(use.dense.slope @ z) for use in used if use.dense)  # d m/d φ
         q, phi = self.noise + variance, self.drift.tau
         for use in used:
