@@ -41,7 +41,6 @@ def fill_pair_taus(scratch: Any, shared: Any) -> None:
     for j in range(2, min(shared.counts[FIELDS], len(shared.pair_log_tau))):
         for i in range(1, j):
             taus[i, j] = taus[j, i] = exp(shared.pair_log_tau[i, j])
-            scratch.pair_precisions[i, j] = scratch.pair_precisions[j, i] = 1 / taus[i, j]
 
 
 @inner_kernel
@@ -52,9 +51,8 @@ def pairs_mean(scratch: Any, shared: Any, n_blocks: int) -> float:
         for g in range(1, f):
             if _have_pair(fields[at(f)], fields[at(g)]):
                 place, value = _pair(scratch, shared, f, g)
-                precision = scratch.pair_precisions[at(fields[at(f)]), at(fields[at(g)])]
-                weight = shared.tail[at(place)]
-                mean += np.float64(weight[0]) * (1 / (precision + np.float64(weight[1]))) * value
+                tau = scratch.pair_taus[at(fields[at(f)]), at(fields[at(g)])]
+                mean += diagonal_part(shared.tail[at(place)], value, tau)[0]
     return mean
 
 

@@ -139,7 +139,6 @@ class Scratch(NamedTuple):
     pair_inputs: Array  # float64, pairs
     pair_slopes: Array  # float64, pairs
     pair_taus: Array  # float64, fields × fields
-    pair_precisions: Array  # float64, fields × fields: 1/τ
 
 
 @kernel
@@ -165,7 +164,6 @@ def scratch_for(d: int, k: int, n_context: int, n_action: int, n_gains: int) -> 
         np.empty((n_pairs, 3), np.int64),
         np.empty(n_pairs),
         np.empty(n_pairs),
-        np.empty((MAX_FIELDS, MAX_FIELDS)),
         np.empty((MAX_FIELDS, MAX_FIELDS)),
     )
 

@@ -28,11 +28,11 @@ def _predict_often(shared: Any, own: Array, personal: bool, request: Any, parts:
         predict(shared, own, personal, request, parts)  # for a literal it would be compiled once more
 
 
-def measure(repeats: int = 5, fields: tuple[int, int] = (ID_FIELD, 2)) -> dict[str, float]:
+def measure(repeats: int = 5) -> dict[str, float]:
     """Return the least CPU time of the repeats, of one decision, scores only, and of one event; both in a batch."""
     rng, model = np.random.default_rng(0), ResidualKalman()
     kinds = [(100 + k % IDS, 200 + k % TOPICS) for k in range(ACTIONS)]
-    actions = [(kind, (1.0, 1.0), fields) for kind in kinds]
+    actions = [(kind, (1.0, 1.0), (ID_FIELD, 2)) for kind in kinds]
     names = range(1, COORDINATES + 1)
     requests = [request_of((names, rng.normal(size=COORDINATES).tolist()), actions) for _ in range(BATCH)]
     users = rng.integers(USERS, size=BATCH).tolist()
