@@ -61,6 +61,18 @@ def test_two_devices_with_one_shared_model_are_each_better_than_alone(url):
     assert all(float(together) > float(alone) for _, alone, together in rows), done.stdout
 
 
+def test_devices_with_vowpal_wabbit_earn_more_with_a_shared_model_when_they_trade_hours(url):
+    pytest.importorskip("vowpalwabbit")
+    done = run([sys.executable, EXAMPLES / "federated_loop.py", url])
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = re.findall(r"^(\S.*\S) +(0\.\d\d) +(0\.\d\d)$", done.stdout, re.MULTILINE)
+    after = {title: float(reward) for title, _, reward in rows}
+    assert {"FedRes", "FedRes with FedOMD", "FedRes with OFedIQ", "shared model only"} < set(after)
+    shared = (after["FedRes"] + after["FedRes, aligned timing"]) / 2
+    assert shared > after["each device alone"], done.stdout
+    assert int(re.search(r"at (\d) of 6 hours", done.stdout)[1]) >= 4, done.stdout
+
+
 def test_prompts_routed_to_language_models_earn_more_than_any_of_these_alone(url):
     done = run([sys.executable, EXAMPLES / "model_routing.py", url])
     assert done.returncode == 0, done.stdout + done.stderr
