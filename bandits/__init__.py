@@ -1,7 +1,7 @@
 """Contextual bandits on federated residual learning: decide, explore, learn from rewards, evaluate from logs.
 
 ``Bandit`` decides for many clients, with a model (``Kalman``, ``AdaGrad``, ``LinearUCB``, ``Federated``) and a policy;
-``arms``, ``rows`` and ``sparse`` say what there is to choose from;
+``Action`` names what can be chosen and its features; ``arms``, ``rows`` and ``sparse`` take numbers;
 ``policy`` makes a policy by name; ``evaluate`` tells from logged decisions what another policy would have earned.
 """
 
@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 from fedres.loading import load
 
 if TYPE_CHECKING:
-    from bandits.actions import Actions, arms, rows, sparse
+    from bandits.actions import Action, Actions, arms, rows, sparse
     from bandits.bandit import Bandit
     from bandits.decisions import Decision, UnknownDecisionError
     from bandits.evaluation.compare import evaluate
     from bandits.federated import FederatedBandit
-    from bandits.models.kinds import AdaGrad, Federated, Kalman, LinearUCB
+    from bandits.models.kinds import AdaGrad, Federated, Kalman, Kind, LinearUCB
     from fedres.policies import (
         EpsilonGreedy,
         ExploreEvery,
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     )
 
 _HOME = {
+    "Action": "bandits.actions",
     "Actions": "bandits.actions",
     "arms": "bandits.actions",
     "rows": "bandits.actions",
@@ -38,6 +39,7 @@ _HOME = {
     "AdaGrad": "bandits.models.kinds",
     "Federated": "bandits.models.kinds",
     "Kalman": "bandits.models.kinds",
+    "Kind": "bandits.models.kinds",
     "LinearUCB": "bandits.models.kinds",
     "Decision": "bandits.decisions",
     "UnknownDecisionError": "bandits.decisions",
@@ -54,6 +56,7 @@ _HOME = {
 }
 
 __all__ = [
+    "Action",
     "Actions",
     "AdaGrad",
     "Bandit",
@@ -64,6 +67,7 @@ __all__ = [
     "FederatedBandit",
     "Greedy",
     "Kalman",
+    "Kind",
     "LinUCB",
     "LinearUCB",
     "OptimisticSquareCB",

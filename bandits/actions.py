@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from fedres import checks
 from fedres.checks import Array
+from fedres.client import inputs
+from fedres.decisions.kalman_state import KalmanRequest
+from fedres.scoring.features import Named, Preparer
+from fedres.scoring.flattening import FeatureError
 
 _LARGEST = float(np.finfo(np.float32).max)
 
@@ -53,6 +58,71 @@ class Actions(NamedTuple):
         n, dim, indices, values, stride = self
         where = indices[action : action + 1].copy() if len(indices) > 1 else indices
         return Actions(n, dim, where, values[action : action + 1].copy() if len(values) > 1 else values, stride)
+
+
+class Action(dict[str, Any]):
+    """An action by name: its id and its features, as in a request of the service.
+
+    >>> Action("tea", hot=True, price=2.5)
+    {'id': 'tea', 'features': {'hot': True, 'price': 2.5}}
+    """
+
+    def __init__(self, id: Any, /, **features: Any) -> None:
+        super().__init__(id=id, features=features)
+
+
+class NamedActions(NamedTuple):
+    """A context and actions with named features, hashed as the service hashes JSON."""
+
+    ids: tuple[Any, ...]  # as the caller wrote them
+    request: KalmanRequest
+
+    @property
+    def n(self) -> int:
+        return self.request.starts.size - 1
+
+    def keep(self, action: int) -> NamedActions:
+        """Return the context with this action alone, without the memory of the others."""
+        hashes, values, fields, starts = self.request
+        n_context = starts[0]
+        places = np.r_[0:n_context, starts[action] : starts[action + 1]]
+        alone = np.array([n_context, places.size], np.int64)
+        request = KalmanRequest(hashes[places], values[places], fields[places], alone)
+        return NamedActions((self.ids[action],), request)
+
+    def place(self, action: Any) -> int:
+        """Return the place of an action by its id."""
+        try:
+            return self.ids.index(action)
+        except ValueError:
+            raise ValueError(f"exclude must name actions that are offered, got {action!r}") from None
+
+
+_preparer = Preparer(crosses=False)
+
+
+def named_actions(context: Mapping[str, Any] | None, actions: Any) -> NamedActions:
+    """Return a context and actions with named features as the model takes them.
+
+    ``actions`` is a list of ids or of ``Action("tea", hot=True)``, or a mapping from ids to features.
+    """
+    listed = inputs.action_list(actions)
+    rows = [Named("context", None, msgspec.json.encode(inputs.features("context", context or {})))]
+    for action in listed:
+        place = f"actions[{action.caller_id!r}]"
+        rows.append(Named(place, action.id, msgspec.json.encode(action.features or {})))
+    hashed = []
+    for row in _preparer.hash_all(rows):
+        if isinstance(row, FeatureError):
+            raise row
+        hashed.append(row)
+    request = KalmanRequest(
+        np.frombuffer(b"".join([row.hashes for row in hashed]), np.uint32),
+        np.frombuffer(b"".join([row.values for row in hashed]), np.float32),
+        np.frombuffer(b"".join([row.fields for row in hashed]), np.uint32),
+        np.cumsum([row.size for row in hashed], dtype=np.int64),
+    )
+    return NamedActions(tuple(action.caller_id for action in listed), request)
 
 
 def arms(context: npt.ArrayLike, n_actions: int) -> Actions:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Hashable, Iterable
+from collections.abc import Collection, Hashable, Iterable, Mapping
 from dataclasses import asdict, astuple
 from operator import itemgetter
 from pathlib import Path
@@ -11,10 +11,10 @@ from typing import Any, Self
 
 import numpy as np
 
-from bandits.actions import Actions, as_actions
+from bandits.actions import Actions, NamedActions, as_actions, named_actions
 from bandits.decisions import BanditClient, Decision, UnknownDecisionError, Waiting
 from bandits.models.kinds import MODELS, Kalman, Kind, check_widths
-from bandits.models.protocol import BanditModel, Sample, Stored, decide_by
+from bandits.models.protocol import NOBODY, BanditModel, Sample, Stored, decide_by
 from bandits.saving import read, write
 from fedres import checks
 from fedres.checks import Array
@@ -28,13 +28,18 @@ Layout = tuple[int, int, int, int]  # weights and stride of the shared actions, 
 class Bandit:
     """Clients who decide, each with a personal model beside the shared one; rewards may come at any time, or never.
 
-    >>> bandit = Bandit(Kalman(), OptimisticSquareCB(), seed=0)
-    >>> decision = bandit.decide("anna", arms([0.3, 1.2], n_actions=3))
+    >>> bandit = Bandit(seed=0)
+    >>> drinks = [Action("tea", hot=True), Action("juice", hot=False)]
+    >>> decision = bandit.decide("anna", {"weather": "cold"}, drinks)
     >>> bandit.reward(decision, 1.0)
 
-    ``model`` is ``Kalman()``, the model of hosted loops, unless given, or ``AdaGrad()``, ``LinearUCB()`` or
-    ``Federated(learner)``. The policy is what suits the model unless given. ``shared`` features of a decision go to the
-    shared model and, where no ``private`` ones are given, to the personal model too; ``Kalman`` takes no others.
+    ``model`` is an object or a name: ``Kalman()`` ("residual-kalman", the default, as in hosted loops), ``AdaGrad()``,
+    ``LinearUCB()``, or ``Federated(learner)``. ``policy`` is an object or a name with options, such as
+    "epsilon-greedy:epsilon=0.1"; the default is the policy that suits the model.
+
+    ``Kalman`` takes named features, and every decision may offer other actions. All models take numbers:
+    ``arms(context, n)``, ``rows(table)`` or ``sparse(pairs, dim)``. They go to the shared model and, unless ``private``
+    ones are given, to the personal model too.
 
     A reward is learned at once. With ``rounds`` it is learned when its round is over, as in the paper: once a client
     decides for a second time, the models learn from the rewards that came in, one a client and round, and messages
@@ -43,8 +48,8 @@ class Bandit:
 
     def __init__(
         self,
-        model: Kind | None = None,
-        policy: Policy | None = None,
+        model: Kind | str | None = None,
+        policy: Policy | str | None = None,
         *,
         reward_range: tuple[float, float] = (0.0, 1.0),
         max_waiting: int = 100_000,
@@ -53,12 +58,8 @@ class Bandit:
     ) -> None:
         checks.whole("max_waiting", max_waiting)
         check_seed(seed)
-        self.model = Kalman() if model is None else model
-        if not isinstance(self.model, Kind):
-            raise ValueError(f"model must be Kalman(), LinearUCB(), AdaGrad() or Federated(...), got {model!r}")
-        self.policy = make_policy(self.model.suits) if policy is None else policy
-        if not isinstance(self.policy, Policy):
-            raise ValueError(f"policy must be one such as EpsilonGreedy(0.1) or bandits.policy(name), got {policy!r}")
+        self.model = _model(model)
+        self.policy = make_policy(self.model.suits if policy is None else policy)
         check_widths(self.model, self.policy)
         self._rule = self.policy.rule((0.0, 1.0)) if isinstance(self.policy, Compiled) else None
         low, high = reward_range
@@ -69,7 +70,7 @@ class Bandit:
         self._settings = {"reward_range": (low, high), "max_waiting": max_waiting, "seed": seed, "rounds": rounds}
         self._seed, self._max_waiting, self._rounds = seed, max_waiting, rounds
         self._model: BanditModel | None = None
-        self._first: tuple[Actions, Actions] | None = None  # what the model was started with
+        self._first: tuple[Any, Any] | None = None  # what the model was started with
         self._layout: Layout | None = None
         self._clients: dict[Hashable, BanditClient] = {}
         self._free: list[int] = []  # slots that were left
@@ -85,7 +86,10 @@ class Bandit:
         """Write the bandit to a file, from which ``Bandit.load`` goes on as this one would."""
         model = self._model
         if model is not None and not isinstance(model, Stored):
-            raise ValueError(f"model must be Kalman(), LinearUCB() or AdaGrad() to be saved, got {self.model!r}")
+            raise ValueError(
+                f"model must be Kalman(), LinearUCB() or AdaGrad(), or have to_arrays and load_arrays, to be saved,"
+                f" got {self.model!r}"
+            )
         if (name := name_of(self.policy)) not in policy_names():
             raise ValueError(f"policy must have a name, by an entry point of fedres.policies, to be saved, got {name}")
         gone = [who for who, *_ in self._waiting.values() if who.left]
@@ -107,17 +111,18 @@ class Bandit:
         write(Path(path), state)
 
     @classmethod
-    def load(cls, path: str | Path) -> Self:
-        """Return the bandit that ``save`` wrote."""
+    def load(cls, path: str | Path, model: Kind | None = None) -> Self:
+        """Return the bandit that ``save`` wrote. A kind of model of your own is given as ``model``, as at its start."""
         state = read(Path(path))
-        (kind, options), (name, policy_options) = state["model"], state["policy"]
-        bandit = cls(MODELS[kind](**options), make_policy(name, **policy_options), **state["settings"])
+        name, policy_options = state["policy"]
+        kind = _stored_kind(state["model"], model)
+        bandit = cls(kind, make_policy(name, **policy_options), **state["settings"])
         if state["first"] is not None:
-            model = bandit._build(*state["first"])
-            assert isinstance(model, Stored)
-            arrays, model.version, waiting = state["learned"]
-            model.load_arrays(arrays)
-            model.waiting = deque(map(list, waiting))
+            learned = bandit._build(*state["first"])
+            assert isinstance(learned, Stored)
+            arrays, learned.version, waiting = state["learned"]
+            learned.load_arrays(arrays)
+            learned.waiting = deque(map(list, waiting))
         people = [BanditClient(*numbers) for numbers in state["people"]]
         bandit._clients = {client: people[k] for client, k in state["clients"]}
         bandit._waiting = {number: (people[k], *rest) for number, k, *rest in state["waiting"]}
@@ -151,14 +156,47 @@ class Bandit:
     def model_version(self) -> int:
         return 0 if self._model is None else self._model.version
 
-    def decide(self, client: Hashable, shared: Any, private: Any = None, exclude: Collection[int] = ()) -> Decision:
-        """Choose for a client, who joins with the first decision. ``exclude`` names actions not to be chosen."""
-        n_actions, dim, _, _, stride = xg = as_actions(shared)
+    def decide(
+        self,
+        client: Hashable | None,
+        context: Any,
+        actions: Any = None,
+        exclude: Collection[Any] = (),
+        *,
+        private: Any = None,
+    ) -> Decision:
+        """Choose for a client, who joins with the first decision; None is nobody, who has no personal model.
+
+        ``context`` is a mapping of named features, and ``actions`` a list of ids or of ``Action("tea", hot=True)``; or
+        ``context`` is ``arms(...)``, ``rows(...)`` or ``sparse(...)`` alone, of which actions are numbers. ``exclude``
+        names actions that must not be chosen.
+        """
+        if actions is not None or context is None or isinstance(context, Mapping):
+            return self._decide_named(client, named_actions(context, actions), exclude, private)
+        xg = as_actions(context)
         xl = xg if private is None else as_actions(private)
-        allowed = None if len(exclude) == 0 else _allowed(n_actions, exclude)
-        layout = (dim, stride, dim, stride) if xl is xg else (dim, stride, xl.dim, xl.stride)
-        if layout != self._layout or (xl is not xg and xl.n != n_actions):
+        allowed = None if len(exclude) == 0 else _allowed(xg.n, exclude)
+        layout = (xg.dim, xg.stride, xl.dim, xl.stride)
+        if layout != self._layout or (xl is not xg and xl.n != xg.n):
             self._check(xg, xl, layout)
+        return self._decide(client, xg, xl, allowed)
+
+    def _decide_named(
+        self, client: Hashable | None, offered: NamedActions, exclude: Collection[Any], private: Any
+    ) -> Decision:
+        if not self.model.takes_names:
+            raise ValueError(
+                f"model must be Kalman() for named features, got {self.model.name!r}:"
+                " give it numbers, by arms(context, n) or rows(table)"
+            )
+        if private is not None:
+            raise ValueError("private must not be given with named features: both models see the same")
+        places = [offered.place(action) for action in exclude]
+        allowed = None if not places else _allowed(offered.n, places)
+        decision = self._decide(client, offered, offered, allowed)
+        return decision._replace(action=offered.ids[decision.place])
+
+    def _decide(self, client: Hashable | None, xg: Any, xl: Any, allowed: Array | None) -> Decision:
         who = self._clients.get(client)
         model = self._model if self._model is not None else self._build(xg, xl)
         if who is None:
@@ -180,7 +218,7 @@ class Bandit:
         if not self._plain:
             scores = self._low + self._width * scores
             widths = None if widths is None else self._width * widths
-        return Decision(number, action, probability, scores, model.version, widths)
+        return Decision(number, action, probability, scores, model.version, widths, action)
 
     def reward(self, decision: Decision | int, value: float) -> None:
         """Take the reward of a decision, or of its id."""
@@ -234,7 +272,7 @@ class Bandit:
 
     def leave(self, client: Hashable) -> None:
         """Forget a client: personal model, and rewards still to come."""
-        if client not in self._clients:
+        if client is None or client not in self._clients:
             raise ValueError(f"client must have decided before, got {client!r}")
         who = self._clients.pop(client)
         who.left, slot = True, who.slot
@@ -264,16 +302,26 @@ class Bandit:
     def _check(self, shared: Actions, private: Actions, layout: Layout) -> None:
         if private.n != shared.n:
             raise ValueError(f"private must have as many actions as shared, {shared.n}, got {private.n}")
+        if self.model.takes_names:
+            return
         if self._layout is not None and layout != self._layout:
             before, now = ("{} by {}, {} by {}".format(*it) for it in (self._layout, layout))
             raise ValueError(f"actions must have weights and strides as before, {before}, got {now}")
 
-    def _build(self, shared: Actions, private: Actions) -> BanditModel:
-        self._model, self._first = self.model.start(shared, private), (shared, private)
-        self._layout = (shared.dim, shared.stride, private.dim, private.stride)
+    def _build(self, shared: Any, private: Any) -> BanditModel:
+        self._first = (shared, private)
+        self._model = self.model.start(shared, private)
+        if isinstance(shared, Actions):
+            self._layout = (shared.dim, shared.stride, private.dim, private.stride)
         return self._model
 
-    def _join(self, client: Hashable, model: BanditModel) -> BanditClient:
+    def _join(self, client: Hashable | None, model: BanditModel) -> BanditClient:
+        if client is None:
+            if not self.model.takes_names or self.model.scheme == "independent":
+                raise ValueError(f"client must be named with {self.model!r}, got None")
+            nobody = self._clients[None] = BanditClient(NOBODY, self._joined)
+            self._joined += 1
+            return nobody
         slot = self._free[-1] if self._free else self._slots
         model.join(slot)
         if self._free:
@@ -283,6 +331,30 @@ class Bandit:
         who = self._clients[client] = BanditClient(slot, self._joined)
         self._joined += 1
         return who
+
+
+def _model(model: Kind | str | None) -> Kind:
+    if model is None:
+        return Kalman()
+    if isinstance(model, str):
+        checks.one_of("model", model, MODELS)
+        return MODELS[model]()
+    if not isinstance(model, Kind):
+        rule = "Kalman(), LinearUCB(), AdaGrad(), Federated(...), a Kind of your own"
+        raise ValueError(f"model must be {rule}, or a name, one of {', '.join(MODELS)}, got {model!r}")
+    return model
+
+
+def _stored_kind(stored: tuple[str, dict[str, Any]], model: Kind | None) -> Kind:
+    """Return the kind of a saved bandit's model: ``model`` if it is given, which must be the one that was saved."""
+    name, options = stored
+    if model is None:
+        if name not in MODELS:
+            raise ValueError(f"model must be given to load a bandit with {name!r}: Bandit.load(path, model=...)")
+        return MODELS[name](**options)
+    if (model.name, asdict(model)) != (name, options):
+        raise ValueError(f"model must be the one that was saved, {name} with {options}, got {model!r}")
+    return model
 
 
 def _allowed(n: int, exclude: Collection[int]) -> Array:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from bandits.actions import Actions
+from bandits.actions import Actions, NamedActions
 from fedres.checks import Array
 
 
@@ -13,11 +13,12 @@ class Decision(NamedTuple):
     """One choice: ``probability`` is what the action was really drawn with."""
 
     id: int
-    action: int
+    action: Any  # the id of the action, or its number where actions have no ids
     probability: float
     scores: Array  # of all actions, the rewards expected of them
     model_version: int
     widths: Array | None = None  # the standard deviations of these, where the model knows any
+    place: int = 0  # the place of the action among those offered
 
 
 @dataclass(slots=True, eq=False)
@@ -33,7 +34,7 @@ class BanditClient:
 
 # A decision whose reward has not come yet: by whom, the action, the features it was chosen by, shared and private, and
 # whether to learn from it.
-Waiting = tuple[BanditClient, int, Actions, Actions, bool]
+Waiting = tuple[BanditClient, int, Actions | NamedActions, Actions | NamedActions, bool]
 
 
 class UnknownDecisionError(ValueError):

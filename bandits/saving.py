@@ -11,7 +11,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from bandits.actions import Actions
+from bandits.actions import Actions, NamedActions
+from fedres.decisions.kalman_state import KalmanRequest
 from fedres.scoring.sealing import sealed, unsealed
 
 _MARK = b"FRB1"
@@ -50,6 +51,8 @@ class _Packer:
                 n, dim, indices, values, stride = value
                 self.actions.append([int(n), int(dim), self.pack(indices), self.pack(values), int(stride)])
             return {"actions": self.places[id(value)]}
+        if isinstance(value, NamedActions):
+            return {"named": [self.pack(value.ids), [self.pack(column) for column in value.request]]}
         if isinstance(value, np.ndarray):
             return {"dtype": value.dtype.str, "shape": value.shape, "bytes": value.tobytes()}
         if isinstance(value, np.generic):
@@ -70,6 +73,9 @@ def _unpack(value: Any, actions: list[Actions]) -> Any:
         return value
     if "actions" in value:
         return actions[value["actions"]]
+    if "named" in value:
+        ids, columns = value["named"]
+        return NamedActions(_unpack(ids, actions), KalmanRequest(*_unpack(columns, actions)))
     if "dict" in value:
         return {key: _unpack(one, actions) for key, one in value["dict"]}
     return np.frombuffer(value["bytes"], value["dtype"]).reshape(value["shape"]).copy()

@@ -127,7 +127,7 @@ def step_through(bandit: Bandit, stream: Stream) -> Outcome:
             for p in range(stream.n_clients):
                 shared = stream.shared.actions(stream.n_actions, chunk.shared[r, p])
                 private = stream.private.actions(stream.n_actions, chunk.private[r, p])
-                decision = bandit.decide(p, shared, private)
+                decision = bandit.decide(p, shared, private=private)
                 reward = chunk.rewards[r, p, decision.action]
                 bandit.reward(decision.id, reward)
                 expected = chunk.expected[r, p]

@@ -93,7 +93,7 @@ class Stepped:
 
     def step(self, context: Actions) -> int:
         self._decision = self._bandit.decide("client", context)
-        return self._decision.action
+        return self._decision.place
 
     def learn(self, reward: float) -> None:
         self._bandit.reward(self._decision.id, reward)

@@ -2,6 +2,7 @@
 
 Features are named by their numbers, as JSON features would be. Of ``arms``, the context's are "0", "1", ... and the
 actions have the ids "0", "1", ...; of ``rows`` and ``sparse``, each action has the features "0", "1", ... and no id.
+Named features are hashed as the service hashes them.
 """
 
 from __future__ import annotations
@@ -12,14 +13,15 @@ from functools import lru_cache
 
 import numpy as np
 
-from bandits.actions import Actions
-from bandits.models.protocol import SCHEMES, Predicting, Prediction, Sample
+from bandits.actions import Actions, NamedActions
+from bandits.models.protocol import NOBODY, SCHEMES, Predicting, Prediction, Sample
 from fedres import checks
 from fedres.checks import Array
 from fedres.decisions.kalman_state import Events, KalmanRequest
 from fedres.decisions.residual_kalman import NO_MODEL, ResidualKalman
 from fedres.scoring.flattening import feature_hash
 
+Offered = Actions | NamedActions
 Row = tuple[Array, Array, Array, int]  # hashes, values and fields of an example, and how many are the context's
 
 
@@ -49,7 +51,7 @@ class KalmanModel(Predicting):
         self.alone.pop(slot, None)
         self.owns.pop(slot, None)
 
-    def predict(self, slot: int, shared: Actions, private: Actions) -> Prediction:
+    def predict(self, slot: int, shared: Offered, private: Offered) -> Prediction:
         prediction = self._of(slot).predict(request_of(self._features(shared, private)), self.owns.get(slot))
         return prediction.means, prediction.widths
 
@@ -66,8 +68,9 @@ class KalmanModel(Predicting):
             for one in arrived:
                 self.alone[one[0]].learn(self._events([one], [-1]))
             return
-        slots = [one[0] for one in arrived] if self.scheme == "fedres" else []
-        users = range(len(slots)) if slots else [-1] * len(arrived)
+        slots = [one[0] for one in arrived if one[0] in self.owns]
+        places = {slot: place for place, slot in enumerate(slots)}
+        users = [places.get(one[0], -1) for one in arrived]
         learned = self.shared.learn(self._events(arrived, users), [self.owns[slot] for slot in slots])
         self.owns.update(zip(slots, learned, strict=True))
         self.version += 1
@@ -96,13 +99,17 @@ class KalmanModel(Predicting):
                 self.alone[int(slot)].load_arrays(part)
 
     def _is_here(self, slot: int) -> bool:
-        return self.scheme == "central" or slot in self.owns or slot in self.alone
+        if self.scheme == "independent":
+            return slot in self.alone
+        return self.scheme == "central" or slot == NOBODY or slot in self.owns
 
     def _of(self, slot: int) -> ResidualKalman:
         return self.alone[slot] if self.scheme == "independent" else self.shared
 
-    def _features(self, shared: Actions, private: Actions) -> Actions:
+    def _features(self, shared: Offered, private: Offered) -> Offered:
         """Return what the model sees; its two parts see the same."""
+        if isinstance(shared, NamedActions) or isinstance(private, NamedActions):
+            return shared
         if self.scheme == "fedres" and private is not shared and not _alike(shared, private):
             raise ValueError(
                 "private must be as shared, or not given, for residual-kalman: both its parts see the same."
@@ -124,11 +131,13 @@ class KalmanModel(Predicting):
         )
 
 
-def request_of(actions: Actions) -> KalmanRequest:
+def request_of(actions: Offered) -> KalmanRequest:
     """Return actions as the model's requests have them; the constant of ``arms`` is the model's own.
 
     A 0 in a row is no feature, as in an array of JSON.
     """
+    if isinstance(actions, NamedActions):
+        return actions.request
     n, _, indices, values, stride = actions
     if stride:
         hashes, fields, starts, ones = _arms(values.shape[1] - 1, n)
@@ -139,8 +148,11 @@ def request_of(actions: Actions) -> KalmanRequest:
     return KalmanRequest(hashes, values[values != 0].astype(np.float32), hashes, starts)
 
 
-def row_of(actions: Actions, action: int) -> Row:
-    """Return the example of one action, which is learned."""
+def row_of(actions: Offered, action: int) -> Row:
+    """Return the example of one action, which is learned; of named actions, only this one was kept."""
+    if isinstance(actions, NamedActions):
+        hashes, values, fields, starts = actions.request
+        return hashes, values, fields, int(starts[0])
     where, _, row = actions.take(action)
     if actions.stride:
         n = row.size - 1

@@ -39,6 +39,7 @@ class Kind(ABC):
     name: ClassVar[str]
     suits: ClassVar[str]  # the policy it is used with unless another is given
     knows_widths: ClassVar[bool] = True  # whether it knows how uncertain it is
+    takes_names: ClassVar[bool] = False  # whether features may have names, and every decision other actions
 
     scheme: str = "fedres"
 
@@ -56,6 +57,7 @@ class Kalman(Kind):
 
     name = "residual-kalman"
     suits = "optimistic-squarecb"
+    takes_names = True
 
     delay: int = 0
 

@@ -14,11 +14,13 @@ from fedres.checks import Array
 from fedres.policies import Policy, checked_probabilities
 from fedres.policies.kernels import draw, explore, pick
 
+NOBODY = -1  # the slot of decisions for no client: only the shared model predicts and learns
 SCHEMES = ("independent", "central", "fedres")
 
 # A rewarded decision: the client's slot, the action, features that hold at least that action's, shared (x^g) and
-# private (x^l), and the reward in [0, 1]. A plain tuple, made in an eighth of the time: one a round is.
-Sample = tuple[int, int, Actions, Actions, float]
+# private (x^l), and the reward in [0, 1]. Features are ``Actions``, or ``NamedActions`` for models that take names.
+# It is a plain tuple because one is made in each round, in an eighth of the time of a named one.
+Sample = tuple[int, int, Any, Any, float]
 Draw = tuple[int, int, int]  # which decision, the seed, and which client
 Choice = tuple[int, float, Array, Array | None]  # the action, its probability, all means, and widths where known
 Prediction = tuple[Array, Array | None]  # expected rewards, and standard deviations where the model knows any

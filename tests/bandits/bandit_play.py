@@ -27,11 +27,22 @@ def problem(n, seed=0, n_actions=3):
         yield shared, private, 1 / (1 + np.exp(-2 * shared[:, 0] - private[:, 0]))
 
 
+def decide(bandit, client, shared, private, exclude=()):
+    """Let a client decide with features of both kinds."""
+    return bandit.decide(client, shared, private=private, exclude=exclude)
+
+
+def decide_first(bandit, client):
+    """Let a client decide on the first decision of the problem."""
+    shared, private, _ = next(problem(1))
+    return decide(bandit, client, rows(shared), rows(private))
+
+
 def play(bandit, n, seed=0, clients=("anna", "bob")):
     """Let clients decide in turn, rewarded at once; return the decisions as plain tuples."""
     rng, made = np.random.default_rng([seed, 1]), []
     for k, (shared, private, expected) in enumerate(problem(n, seed)):
-        decision = bandit.decide(clients[k % len(clients)], rows(shared), rows(private))
+        decision = bandit.decide(clients[k % len(clients)], rows(shared), private=rows(private))
         made.append((decision.action, decision.probability, tuple(decision.scores)))
         bandit.reward(decision.id, float(rng.random() < expected[decision.action]))
     return made

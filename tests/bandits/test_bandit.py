@@ -1,5 +1,6 @@
 """A bandit made of objects: a model and a policy; as a file, it goes on where it stopped."""
 
+from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +15,7 @@ from bandits import (
     FederatedBandit,
     Greedy,
     Kalman,
+    Kind,
     LinearUCB,
     LinUCB,
     OptimisticSquareCB,
@@ -21,6 +23,7 @@ from bandits import (
     arms,
     rows,
 )
+from bandits.models.protocol import decide_by
 from fedres import Linear
 from fedres.global_learners import FedOGD
 from fedres.policies import Policy, name_of
@@ -104,7 +107,10 @@ def test_what_cannot_be_saved_is_refused_and_nothing_is_written(tmp_path):
         bandit.decide("anna", arms([1.0], 2))
     odd.decide(frozenset("anna"), arms([1.0], 2))
     for bandit, message in (
-        (stepped, r"model must be Kalman\(\), LinearUCB\(\) or AdaGrad\(\) to be saved, got Federated"),
+        (
+            stepped,
+            r"model must be Kalman\(\), LinearUCB\(\) or AdaGrad\(\), or have to_arrays .* to be saved, got Federated",
+        ),
         (nameless, "policy must have a name, by an entry point of fedres.policies, to be saved, got Nameless"),
         (odd, "text, numbers or tuples of them as clients to be saved, got frozenset"),
     ):
@@ -157,12 +163,12 @@ def test_a_learner_may_be_an_object():
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: Bandit("residual-kalman"), ValueError, r"model must be Kalman\(\), .* got 'residual-kalman'"),
+        (lambda: Bandit("kalman"), ValueError, "model must be one of adagrad, linucb, residual-kalman, got 'kalman'"),
         (lambda: Bandit(Kalman), ValueError, r"model must be Kalman\(\), .* got <class"),
         (
-            lambda: Bandit(Kalman(), "greedy"),
+            lambda: Bandit(Kalman(), "greedily"),
             ValueError,
-            r"policy must be one such as EpsilonGreedy\(0.1\) .* 'greedy'",
+            "policy must be one of .*, got 'greedily'",
         ),
         (lambda: Bandit(AdaGrad(), OptimisticSquareCB()), ValueError, "model must know widths for optimistic-squarecb"),
         (lambda: Bandit(Kalman(), epsilon=0.1), TypeError, "unexpected keyword argument 'epsilon'"),
@@ -181,3 +187,65 @@ def test_what_is_no_bandit_is_refused_by_name(make, error, message):
 def test_the_policy_is_what_suits_the_model_unless_given():
     suited = {type(kind).__name__: name_of(Bandit(kind).policy) for kind in (Kalman(), AdaGrad(), LinearUCB())}
     assert suited == {"Kalman": "optimistic-squarecb", "AdaGrad": "epsilon-greedy", "LinearUCB": "linucb"}
+
+
+class Means:
+    """A model of one's own: the mean reward of each arm, for all clients."""
+
+    reusable = True
+
+    def __init__(self):
+        self.sums = np.zeros((2, 4))
+        self.version = 0
+        self.waiting = deque()
+
+    def join(self, slot):
+        pass
+
+    leave = join
+
+    def close(self):
+        pass
+
+    def predict(self, slot, shared, private):
+        return self.sums[0] / np.maximum(self.sums[1], 1), None
+
+    def decide(self, slot, shared, private, allowed, rule, drawn):
+        return decide_by(EpsilonGreedy(0.3), self, slot, shared, private, allowed, drawn)
+
+    def progress(self, slot, n):
+        return n
+
+    def play(self, samples):
+        for _, action, _, _, reward in samples:
+            self.sums[:, action] += reward, 1
+        self.version += 1
+
+    def to_arrays(self):
+        return {"sums": self.sums}
+
+    def load_arrays(self, arrays):
+        self.sums = arrays["sums"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeanKind(Kind):
+    name = "mean"
+    suits = "epsilon-greedy"
+    size: int = 4
+
+    def start(self, shared, private):
+        return Means()
+
+
+def test_a_model_of_ones_own_is_saved_and_loaded(tmp_path):
+    bandit = Bandit(MeanKind(), seed=1)
+    visits(bandit, 30, seed=0)
+    bandit.save(tmp_path / "own.bandit")
+    again = Bandit.load(tmp_path / "own.bandit", model=MeanKind())
+    assert visits(again, 30, seed=1) == visits(bandit, 30, seed=1)
+    with pytest.raises(ValueError, match=r"model must be given to load a bandit with 'mean': Bandit.load\(path, model"):
+        Bandit.load(tmp_path / "own.bandit")
+    for other in (MeanKind(size=5), Kalman()):
+        with pytest.raises(ValueError, match="model must be the one that was saved, mean with"):
+            Bandit.load(tmp_path / "own.bandit", model=other)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from bandit_play import PRIVATE, D, bandit_of, play, problem
+from bandit_play import PRIVATE, D, bandit_of, decide, decide_first, play, problem
 
 from bandits import FederatedBandit, arms, rows
 from bandits.actions import none
@@ -47,7 +47,7 @@ def test_more_clients_than_seats_are_refused_and_nobody_else_notices(kind):
         for b in (bandit, twin):
             play(b, 8, clients="abcd")
         with pytest.raises(ValueError, match="capacity must be at least the number of clients, got 4"):
-            bandit.decide("e", *map(rows, next(problem(1))[:2]))
+            decide_first(bandit, "e")
         assert bandit.clients == ["a", "b", "c", "d"]
         assert play(bandit, 12, seed=1, clients="abcd") == play(twin, 12, seed=1, clients="abcd")
 
@@ -57,10 +57,11 @@ def test_a_client_that_leaves_and_comes_back_starts_empty(kind):
     with bandit_of(kind, scheme="independent") as bandit:
         play(bandit, 60)
         probe = list(map(rows, next(problem(1, seed=5))[:2]))
-        assert bandit.decide("anna", *probe).scores.any()
+        assert bandit.decide("anna", probe[0], private=probe[1]).scores.any()
         bandit.leave("anna")
         assert bandit.clients == ["bob"]
-        stranger, back = bandit.decide("cleo", *probe), bandit.decide("anna", *probe)
+        stranger = bandit.decide("cleo", probe[0], private=probe[1])
+        back = bandit.decide("anna", probe[0], private=probe[1])
         assert stranger.scores.tolist() == back.scores.tolist()
         assert len(set(stranger.scores.round(12))) == 1 or kind == "least squares"
 
@@ -72,7 +73,7 @@ def assert_nothing_is_handed_on(bandit):
     spread = 0.0
     for t, (shared, private, expected) in enumerate(problem(12, seed=5)):
         others = {0, 1, 2} - {t % 3}  # so that both take the same action
-        used, new = (bandit.decide(who, rows(shared), rows(private), exclude=others) for who in ("cleo", "dora"))
+        used, new = (decide(bandit, who, rows(shared), rows(private), others) for who in ("cleo", "dora"))
         assert used.scores == pytest.approx(new.scores, abs=1e-9)
         bandit.rewards((decision.id, expected[decision.action]) for decision in (used, new))
         spread += np.ptp(used.scores)
@@ -116,10 +117,10 @@ def test_a_learner_of_an_installed_package_serves_a_bandit_as_ours_do():
         bandit.leave("anna")
     probe = list(map(rows, next(problem(1))[:2]))
     for client in "cde":
-        ours.decide(client, *probe)
-    theirs.decide("c", *probe), theirs.decide("d", *probe)
+        ours.decide(client, probe[0], private=probe[1])
+    theirs.decide("c", probe[0], private=probe[1]), theirs.decide("d", probe[0], private=probe[1])
     with pytest.raises(ValueError, match="clients that ever join, with this global learner, got 4"):
-        theirs.decide("e", *probe)
+        theirs.decide("e", probe[0], private=probe[1])
     with pytest.raises(ValueError, match=r"global_learner must be one of .*still, got 'stil'"):
         FederatedBandit("greedy", global_learner="stil")
 
@@ -149,10 +150,10 @@ def test_a_reward_for_a_client_that_left_is_taken_and_not_learned(kind):
         for b in (bandit, twin):
             play(b, 20)
         probe = list(map(rows, next(problem(1, seed=5))[:2]))
-        late, _ = (b.decide("anna", *probe).id for b in (bandit, twin))
+        late, _ = (b.decide("anna", probe[0], private=probe[1]).id for b in (bandit, twin))
         for b in (bandit, twin):
             b.leave("anna")
-            b.decide("cleo", *probe)
+            b.decide("cleo", probe[0], private=probe[1])
         bandit.reward(late, 1.0)
         assert play(bandit, 12, seed=1, clients=("bob", "cleo")) == play(twin, 12, seed=1, clients=("bob", "cleo"))
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from bandit_play import KINDS, LOCAL, PRIVATE, D, bandit_of, play, problem
+from bandit_play import KINDS, LOCAL, PRIVATE, D, bandit_of, decide, decide_first, play, problem
 
 from bandits import FederatedBandit, UnknownDecisionError, arms, policy, rows, sparse
 from fedres.global_learners import GLOBAL_LEARNERS
@@ -88,7 +88,7 @@ def test_without_any_model_all_scores_are_0_whatever_the_memory_held_before():
     bandit = FederatedBandit("epsilon-greedy", scheme="independent", local_learner="linear", seed=0)
     for n in range(5):
         np.full(3, n + 0.5)
-        decision = bandit.decide("anna", rows(np.ones((3, 2))), rows(np.zeros((3, 0))))
+        decision = bandit.decide("anna", rows(np.ones((3, 2))), private=rows(np.zeros((3, 0))))
         assert (decision.scores.tolist(), decision.probability) == ([0, 0, 0], 1 / 3)
 
 
@@ -141,7 +141,7 @@ def test_rewards_in_any_order_and_in_batches_count_as_if_they_had_come_one_by_on
 @pytest.mark.parametrize("kind", PRIVATE)
 def test_late_rewards_are_learned_one_a_round_and_missing_ones_do_no_harm(kind):
     with bandit_of(kind) as bandit:
-        made = [bandit.decide("anna", rows(x), rows(z)) for x, z, _ in problem(30)]
+        made = [bandit.decide("anna", rows(x), private=rows(z)) for x, z, _ in problem(30)]
         assert bandit.waiting == [d.id for d in made]
         assert bandit.model_version == 0
         late = made[20:5:-3]
@@ -150,7 +150,7 @@ def test_late_rewards_are_learned_one_a_round_and_missing_ones_do_no_harm(kind):
             bandit.end_round()
         assert bandit.model_version == len(late)
         assert len(bandit.waiting) == 30 - len(late)
-        assert bandit.decide("anna", *map(rows, next(problem(1))[:2])).scores.any()
+        assert decide_first(bandit, "anna").scores.any()
 
 
 @pytest.mark.parametrize("kind", PRIVATE)
@@ -213,22 +213,34 @@ BAD_CALLS = {
     "NaN": (lambda b, d: b.reward(d, float("nan")), r"reward must be in \[0, 1\], got nan for decision"),
     "no number": (lambda b, d: b.reward(d, None), r"reward must be in \[0, 1\], got None for decision"),
     "too much": (lambda b, d: b.reward(d, 1.5), r"reward must be in \[0, 1\], got 1.5 for decision"),
-    "NaN features": (lambda b, d: b.decide("anna", np.full((3, D), np.nan), np.ones((3, LOCAL))), "must be finite"),
-    "infinite features": (lambda b, d: b.decide("bob", np.ones((3, D)), np.full((3, LOCAL), np.inf)), "must be finite"),
-    "past 32 bits": (lambda b, d: b.decide("new", np.full((3, D), 1e39), np.ones((3, LOCAL))), "finite in 32 bits"),
-    "other width": (lambda b, d: b.decide("anna", np.ones((3, D + 1)), np.ones((3, LOCAL))), "as before"),
+    "NaN features": (
+        lambda b, d: decide(b, "anna", np.full((3, D), np.nan), np.ones((3, LOCAL))),
+        "must be finite",
+    ),
+    "infinite features": (
+        lambda b, d: decide(b, "bob", np.ones((3, D)), np.full((3, LOCAL), np.inf)),
+        "must be finite",
+    ),
+    "past 32 bits": (
+        lambda b, d: decide(b, "new", np.full((3, D), 1e39), np.ones((3, LOCAL))),
+        "finite in 32 bits",
+    ),
+    "other width": (lambda b, d: decide(b, "anna", np.ones((3, D + 1)), np.ones((3, LOCAL))), "as before"),
     "no private": (lambda b, d: b.decide("new", np.ones((3, D))), "as before"),
-    "arms of that size": (lambda b, d: b.decide("anna", arms([], D), np.ones((D, LOCAL))), "as before"),
-    "other actions": (lambda b, d: b.decide("anna", np.ones((3, D)), np.ones((2, LOCAL))), "as many actions as shared"),
+    "arms of that size": (lambda b, d: decide(b, "anna", arms([], D), np.ones((D, LOCAL))), "as before"),
+    "other actions": (
+        lambda b, d: decide(b, "anna", np.ones((3, D)), np.ones((2, LOCAL))),
+        "as many actions as shared",
+    ),
     "all excluded": (
-        lambda b, d: b.decide("bob", np.ones((2, D)), np.ones((2, LOCAL)), exclude=[0, 1]),
+        lambda b, d: decide(b, "bob", np.ones((2, D)), np.ones((2, LOCAL)), exclude=[0, 1]),
         "exclude must leave an action, got all 2",
     ),
     "unknown excluded": (
-        lambda b, d: b.decide("new", np.ones((2, D)), np.ones((2, LOCAL)), exclude=[2]),
+        lambda b, d: decide(b, "new", np.ones((2, D)), np.ones((2, LOCAL)), exclude=[2]),
         "exclude must name actions below 2, got 2",
     ),
-    "words": (lambda b, d: b.decide("anna", [["a"] * D] * 3, np.ones((3, LOCAL))), "actions must be numbers"),
+    "words": (lambda b, d: decide(b, "anna", [["a"] * D] * 3, np.ones((3, LOCAL))), "actions must be numbers"),
     "a stranger leaves": (lambda b, d: b.leave("nobody"), "client must have decided before, got 'nobody'"),
 }
 
@@ -239,7 +251,7 @@ def test_a_bad_call_is_refused_by_name_and_changes_nothing(kind, what):
     call, message = BAD_CALLS[what]
     with bandit_of(kind) as bandit, bandit_of(kind) as twin:
         assert play(bandit, 12) == play(twin, 12)
-        waits = [b.decide("cleo", *map(rows, next(problem(1))[:2])).id for b in (bandit, twin)]
+        waits = [decide_first(b, "cleo").id for b in (bandit, twin)]
         with pytest.raises(ValueError, match=message):
             call(bandit, waits[0])
         for b in (bandit, twin):

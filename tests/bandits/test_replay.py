@@ -49,7 +49,7 @@ def step(stream, chosen, scheme, delay, **options):
             for r, p in np.ndindex(chunk.rewards.shape[:2]):
                 shared = stream.shared.actions(stream.n_actions, chunk.shared[r, p])
                 private = stream.private.actions(stream.n_actions, chunk.private[r, p])
-                decision = bandit.decide(p, shared, private)
+                decision = bandit.decide(p, shared, private=private)
                 bandit.reward(decision.id, chunk.rewards[r, p, decision.action])
                 made.append((decision.action, decision.probability))
     return [np.reshape(part, (stream.n_rounds, stream.n_clients)) for part in zip(*made, strict=True)]
