@@ -4,6 +4,7 @@
 # make faults  kills and pauses processes of the service under load, and looks for what is missing
 # make hardening  simulation, power cuts, generated and broken requests, for hours; stop it and it goes on later
 # make dist    sdist and wheel, in dist/; make dist-test installs the wheel with each extra
+# make reference  the pages of docs/reference that are made from the code
 # make docs    the documentation site, in docs/_build/html
 # Each makes its own .venv and installs what it needs.
 
@@ -13,7 +14,7 @@ export OMP_NUM_THREADS ?= 1
 export OPENBLAS_NUM_THREADS ?= 1
 unexport PYTHONDONTWRITEBYTECODE  # hundreds of processes are started: without bytecode each compiles what it imports
 
-.PHONY: serve test test-long check lint kernels kernels-service lint-and-kernels faults hardening docs dist dist-test clean
+.PHONY: serve test test-long check lint kernels kernels-service lint-and-kernels faults hardening reference docs dist dist-test clean
 
 test: check
 
@@ -64,6 +65,9 @@ hardening: .venv/installed  # HARDENING='--share 0.01' for a first look
 .venv/docs-installed: .venv/installed
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	touch $@
+
+reference: .venv/installed
+	PYTHONPATH=. $(BIN)/python docs/reference_pages.py
 
 docs: .venv/docs-installed  # the site, in docs/_build/html
 	$(BIN)/sphinx-build -E -W --keep-going -q -b html docs docs/_build/html

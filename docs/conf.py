@@ -8,29 +8,19 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent), str(HERE)]  # `research` is not installed
 
-from reference_pages import PAGES  # noqa: E402
+from reference_pages import write  # noqa: E402
 
 project = "fedres"
 version = release = importlib.metadata.version("fedres")
 project_copyright = "The fedres maintainers"
-extensions = ["myst_parser", "sphinx.ext.autodoc"]
+extensions = ["myst_parser"]
 exclude_patterns = ["_build"]
 myst_heading_anchors = 4
-autodoc_typehints = "none"  # signatures have them
-autodoc_member_order = "bysource"
 suppress_warnings = ["misc.highlighting_failure"]  # JSON with "...", languages that Pygments does not know
 html_theme = "furo"
 html_title = "fedres"
 html_extra_path = ["llms.txt"]
 html_copy_source = False
-
-
-def write_reference(app):
-    """Write the pages that are made from the code; they are not checked in."""
-    for name, made in PAGES.items():
-        path, page = HERE / "reference" / name, made()
-        if not path.exists() or path.read_text(encoding="utf-8") != page:
-            path.write_text(page, encoding="utf-8")
 
 
 TITLES = {"results/fair": "FedRes and peers, equipped alike"}  # written without one
@@ -59,6 +49,6 @@ def add_navigation(app, name, source):
 
 
 def setup(app):
-    app.connect("builder-inited", write_reference)
+    app.connect("builder-inited", lambda app: write())
     app.connect("source-read", drop_links_out)
     app.connect("source-read", add_navigation)

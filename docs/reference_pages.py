@@ -1,11 +1,15 @@
-"""Reference pages made from the code: HTTP from the OpenAPI document, the command line from its Typer app, metrics from
-their help, error codes, limits and quotas, and the TypeScript client from its README."""
+"""Reference pages made from the code; `make reference` writes them.
+
+HTTP comes from the OpenAPI document, the command line from its Typer app, Python from docstrings, metrics from their
+help, and the TypeScript client from its README; error codes, limits, quotas and claims have tables.
+"""
 
 import json
 import re
 from importlib import import_module
-from inspect import isclass, isfunction
+from inspect import getdoc, getmembers, isclass, isfunction, signature
 from pathlib import Path
+from textwrap import dedent
 
 import typer
 from reference_tables import ERRORS, FEATURE_LIMITS, LIMITS, QUOTAS
@@ -202,30 +206,81 @@ Of each loop, but for the last three, which are of the service. Requests that wo
 
 
 def python_page():
-    """Return the public classes and functions, for autodoc."""
+    """Return the public classes and functions with their arguments and docstrings."""
     sections = "\n\n".join(map(_module, ("fedres.client", "fedres", "bandits", "libsvm_tasks")))
     return f"""# Python
 
-`fedres.client.Client` and `AsyncClient` need `pip install fedres`, the rest of `fedres` and `bandits` the extra
-`learn`, and `libsvm_tasks` the extra `bench` ([install](../start/install.md)).
+`fedres.client.Client` and `AsyncClient` need no extra, the rest of `fedres` and `bandits` the extra `learn`, and
+`libsvm_tasks` the extra `bench` ([install](../start/install.md)).
 
 {sections}
 """
 
 
 def _module(name):
-    """Return the directives for what a module exports: functions, then classes."""
+    """Return what a module exports: functions, then classes with their methods."""
     module = import_module(name)
     public = [(word, getattr(module, word)) for word in module.__all__]
-    functions = [f".. autofunction:: {name}.{word}" for word, thing in public if isfunction(thing)]
-    classes = [
-        f".. autoclass:: {name}.{word}\n   :members:"
-        + "\n   :inherited-members:" * word.endswith(("Client", "Learner"))
-        for word, thing in public
-        if isclass(thing)
-    ]
-    directives = "\n".join([*functions, *classes])
-    return f"## {name}\n\n```{{eval-rst}}\n{directives}\n```"
+    functions = [_callable(f"{name}.{word}", word, thing) for word, thing in public if isfunction(thing)]
+    classes = [_class(f"{name}.{word}", word, thing) for word, thing in public if isclass(thing)]
+    return "\n\n".join([f"## {name}", *functions, *classes])
+
+
+def _class(path, word, thing):
+    """Return a class with its arguments and public methods; those of clients and learners with inherited ones."""
+    inherits = word.endswith(("Client", "Learner"))
+    members = getmembers(thing, isfunction) if inherits else list(vars(thing).items())
+    methods = [(name, one) for name, one in members if isfunction(one) and not name.startswith("_") and one.__doc__]
+    rows = [(f"`{name}{_arguments(one)}`".replace("|", "\\|"), _first(one)) for name, one in methods]
+    parts = [_callable(path, word, thing)]
+    if rows:
+        parts.append(_table(("method", ""), *rows))
+    return "\n\n".join(parts)
+
+
+def _callable(path, word, thing):
+    """Return a heading, the arguments and the docstring of a function or class."""
+    docstring = _markdown(getdoc(thing) or "")
+    return f"### {path}\n\n```text\n{word}{_arguments(thing)}\n```\n\n{docstring}"
+
+
+def _arguments(thing):
+    """Return the names and defaults of arguments; types are in the code."""
+    try:
+        arguments = signature(thing).parameters.values()
+    except ValueError:
+        return "(...)"
+    shown, keywords = [], False
+    for one in arguments:
+        if one.name == "self":
+            continue
+        if one.kind is one.KEYWORD_ONLY and not keywords:
+            shown.append("*")
+            keywords = True
+        if one.kind is one.VAR_POSITIONAL:
+            keywords = True
+        stars = {one.VAR_POSITIONAL: "*", one.VAR_KEYWORD: "**"}.get(one.kind, "")
+        default = one.default
+        plain = default is None or isinstance(default, str | int | float | tuple)
+        value = "" if default is one.empty else f"={default!r}" if plain else "=..."
+        shown.append(f"{stars}{one.name}{value}")
+    return f"({', '.join(shown)})"
+
+
+def _first(thing):
+    """Return the first paragraph of a docstring, for a cell of a table."""
+    return " ".join(_markdown(getdoc(thing) or "").split("\n\n")[0].split()).replace("|", "\\|")
+
+
+def _markdown(docstring):
+    """Return a docstring as Markdown: examples as code, double backticks as single ones."""
+    parts = []
+    for part in re.split(r"\n\s*\n", docstring.replace("``", "`")):
+        if part.lstrip().startswith(">>>"):
+            parts.append(f"```pycon\n{dedent(part)}\n```")
+        else:
+            parts.append(part)
+    return "\n\n".join(parts)
 
 
 def typescript_page():
@@ -239,6 +294,7 @@ def claims_page():
     return "# All claims\n\n" + table(read_claims(Path(__file__).parent / "results" / "claims.csv"))
 
 
+MARK = "<!-- Made from the code by `make reference`: do not edit. -->"
 PAGES = {
     "http.md": http_page,
     "errors.md": errors_page,
@@ -249,3 +305,21 @@ PAGES = {
     "typescript.md": typescript_page,
     "claims.md": claims_page,
 }
+
+
+def whole(name):
+    """Return a page of the reference as it is in the repository."""
+    return f"{MARK}\n\n{PAGES[name]()}".rstrip() + "\n"
+
+
+def write():
+    """Write the pages of the reference into docs/reference."""
+    for name in PAGES:
+        path = Path(__file__).parent / "reference" / name
+        page = whole(name)
+        if not path.exists() or path.read_text(encoding="utf-8") != page:
+            path.write_text(page, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write()
