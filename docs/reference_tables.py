@@ -36,6 +36,8 @@ ERRORS: dict[int, dict[str, str]] = {  # status: {code: meaning, and what to do}
         "loop_exists": "A loop of this name exists with other settings.",
         "default_loop": "The loop `default` cannot be deleted.",
         "fixed_setting": "The setting cannot be changed after the loop was created.",
+        "held": "The baseline decides for everybody: to end that, name the version of the settings in `If-Match`.",
+        "settings_changed": "Others change the settings all the time: try again.",
         "no_device_model": "Devices: the loop has another model or learner.",
         "wrong_upload": "Devices: the loop's learner takes other uploads.",
         "not_joined": "Devices: the client must join first.",
@@ -43,6 +45,7 @@ ERRORS: dict[int, dict[str, str]] = {  # status: {code: meaning, and what to do}
         "loop_full": "Devices: all clients of the loop have joined.",
         "unknown_version": "Devices: the model never had this version.",
     },
+    412: {"settings_changed": "The settings have another version than `If-Match` names: read them again."},
     413: {"body_too_large": "The body is too large: put features into the catalogue, or send fewer actions."},
     415: {
         "unsupported_media_type": "The body has another type than expected.",

@@ -58,9 +58,7 @@ class Control(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """A control group: users whose decisions a baseline makes. Any change of it begins a new experiment."""
 
     share: float = 0.0  # of users, or of events without a user; 0 is no experiment
-    # The caller's first action, any with the same chance, or the shared model as it was when the experiment began.
-    baseline: Literal["first", "uniform", "pinned"] = "first"
-    pinned: int | None = None  # position of that model in the log; None pins the current model
+    baseline: Literal["first", "uniform"] = "first"  # the caller's first action, or any with the same chance
     experiment: str = "experiment 1"  # its name, which also decides who is in the group
     learn: bool | None = None  # whether models learn from the group; None: unless the baseline is first
     hold: str | None = None  # why the baseline decides for everybody, or None; set by an admin or a guardrail
@@ -72,8 +70,6 @@ class Control(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             raise ValueError(f"control.experiment must have 1 to {LONGEST_ID} characters, got {len(self.experiment)}")
         if self.hold is not None and not 1 <= len(self.hold) <= LONGEST_REASON:
             raise ValueError(f"control.hold must have 1 to {LONGEST_REASON} characters, got {len(self.hold)}")
-        if self.pinned is not None and (self.baseline != "pinned" or self.pinned < 1):
-            raise ValueError("control.pinned must be the position of a model, and null unless the baseline is 'pinned'")
         if self.learn and self.baseline == "first":
             raise ValueError("control.learn must be false for the baseline 'first', whose actions are not drawn")
 

@@ -25,8 +25,7 @@ export interface CatalogueChange {
 /** A control group: users whose decisions a baseline makes. Any change of it begins a new experiment. */
 export interface Control {
   share?: number;
-  baseline?: "first" | "pinned" | "uniform";
-  pinned?: number | null;
+  baseline?: "first" | "uniform";
   experiment?: string;
   learn?: boolean | null;
   hold?: string | null;

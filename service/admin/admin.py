@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -23,7 +23,6 @@ from service.log.records import (
     ERASE,
     LOOP,
     MODEL,
-    PIN,
     SETTINGS,
     ActionsBody,
     EraseBody,
@@ -31,14 +30,17 @@ from service.log.records import (
     Record,
     encode,
 )
+from service.models.loop_metadata import LoopView
 from service.models.table import model_kind
 from service.rank.explaining import personal_model
-from service.rank.pinned import pin_body, read_pinned
 from service.rank.quotas import exceeded
 from service.rank.ranker import ERASE_SECONDS, RankerContext
 from service.rank.requests import Action, check_id
 from service.settings import DEFAULT_LOOP, DEFAULT_MODEL, FIXED, Settings, read_settings
 from service.times import iso_time
+
+MERGED = ("control", "defences")  # settings with fields, of which a change keeps those that it does not name
+MOST_ATTEMPTS = 50  # to change settings that others change at the same time
 
 
 class UnmatchedReward(msgspec.Struct):
@@ -68,9 +70,6 @@ class Admin:
             raise invalid(f"loop must be letters, digits, '-', '_' and '.', got {name!r}", "loop")
         self._context.check_follows(name)
         new_settings = read_settings(settings or {})
-        if new_settings.control.baseline == "pinned":
-            message = "control.baseline must not be 'pinned' for a new loop, which has no model yet"
-            raise ApiError(422, "invalid_settings", message, "control")
         body = encode(new_settings)
         if name in self.loops():
             return await self._made_before(name, body)
@@ -122,48 +121,84 @@ class Admin:
         view = self._context.loop(loop).view
         return view.settings_version, view.settings
 
-    async def put_settings(self, loop: str, settings: dict[str, Any]) -> int:
+    async def put_settings(self, loop: str, settings: dict[str, Any], version: int | None = None) -> int:
         """Return the version of the new settings, once they are in effect.
 
-        Missing settings get their defaults, except those that are fixed when the loop is created.
+        Missing settings get their defaults, except those that are fixed when the loop is created and ``control.hold``.
+        With a ``version``, refuse unless it is that of the settings in force.
         """
-        view, quotas = self._context.loop(loop).view, self._context.quotas
+
+        def all_settings(current: Settings) -> dict[str, Any]:
+            fixed = {name: getattr(current, name) for name in FIXED}
+            held = {"hold": current.control.hold}
+            return {**fixed, **settings, "control": _merged(held, settings.get("control", {}))}
+
+        return await self.change_settings(loop, all_settings, version)
+
+    async def patch_settings(self, loop: str, changes: dict[str, Any], version: int | None = None) -> int:
+        """Change some settings; the others stay, also those fields of ``control`` and ``defences`` that are missing.
+
+        With a ``version``, refuse unless it is that of the settings in force.
+        """
+
+        def all_settings(current: Settings) -> dict[str, Any]:
+            before = msgspec.to_builtins(current)
+            merged = {name: _merged(before[name], changes[name]) for name in MERGED if name in changes}
+            return {**before, **changes, **merged}
+
+        return await self.change_settings(loop, all_settings, version)
+
+    async def change_settings(
+        self, loop: str, change: Callable[[Settings], dict[str, Any]], version: int | None = None
+    ) -> int:
+        """Replace the settings by ``change`` of those in force; return the new version, once they are in effect.
+
+        The event of a settings record names the version that it replaces, and the log has each event once. So of two
+        simultaneous changes one is refused by the log. It is made again from the newer settings, unless ``version``
+        names the settings that it must replace.
+        """
+        if version is not None:  # it may come from another machine, which learns sooner
+            await self._context.until(lambda: self._context.loop(loop).view.position >= version)
+        for _ in range(MOST_ATTEMPTS):
+            view = self._context.loop(loop).view
+            if version is not None and version != view.settings_version:
+                raise _settings_changed(version, view.settings_version)
+            new_settings = self._checked(view, change(view.settings), version)
+            event = f"settings after {view.settings_version}"
+            try:
+                return await self._context.append_now(Record(loop, SETTINGS, event, body=encode(new_settings)))
+            except Duplicate as newer:
+                if version is not None:
+                    raise _settings_changed(version, newer.position) from None
+                await self._until_settings(loop, newer.position)
+        message = f"the settings of loop {loop!r} change all the time; try again"
+        raise ApiError(409, "settings_changed", message, "settings")
+
+    async def _until_settings(self, loop: str, version: int) -> None:
+        """Return once settings that another call has stored are in effect."""
+        await self._context.until(lambda: self._context.loop(loop).view.settings_version >= version)
+
+    def _checked(self, view: LoopView, fields: dict[str, Any], version: int | None) -> Settings:
+        """Return new settings of a loop; refuse what must not change."""
+        quotas = self._context.quotas
         if view.n_settings >= quotas.settings:
             what = "settings that events wait under; change them when these have their rewards"
-            raise exceeded("settings", quotas.settings, what, loop)
-        current = view.settings
-        new_settings = read_settings({**{name: getattr(current, name) for name in FIXED}, **settings})
+            raise exceeded("settings", quotas.settings, what, view.name)
+        new_settings, current = read_settings(fields), view.settings
         for name in FIXED:
             if getattr(new_settings, name) != getattr(current, name):
                 message = f"{name} is fixed when the loop is created, got {getattr(new_settings, name)!r}"
                 raise ApiError(409, "fixed_setting", message, name)
-        new_settings = await self._with_pinned(loop, new_settings)
-        return await self._context.append_now(Record(loop, SETTINGS, body=encode(new_settings)))
-
-    async def _with_pinned(self, loop: str, new_settings: Settings) -> Settings:
-        """Return settings with the control group's pinned model: the one they name, or the current one."""
-        control = new_settings.control
-        if control.baseline != "pinned":
-            return new_settings
-        if control.pinned is not None:
-            position = control.pinned
-            if position <= self._context.loop(loop).view.created_at:
-                raise invalid(f"control.pinned must be of this loop, got {position}", "control")
-            await self._context.look_up(lambda log: read_pinned(log, loop, position, new_settings))
-            return new_settings
-        model = await self.model(loop)
-        position = await self._context.append(Record(loop, PIN, body=pin_body(self._context.loop(loop), model)))
-        return msgspec.structs.replace(new_settings, control=msgspec.structs.replace(control, pinned=position))
+        if current.control.hold is not None and new_settings.control.hold is None and version is None:
+            message = f"the baseline decides for everybody in loop {view.name!r}: {current.control.hold[:200]}"
+            advice = f'to end that, send control.hold null with the header If-Match: "{view.settings_version}"'
+            raise ApiError(409, "held", f"{message}; {advice}", "control.hold")
+        return new_settings
 
     def has_learned_nothing(self, loop: str) -> bool:
         """Return whether a loop's models have learned nothing yet."""
         view = self._context.loop(loop).view
         return view.version == view.created_at
-
-    async def patch_settings(self, loop: str, changes: dict[str, Any]) -> int:
-        """Change some settings; the others stay."""
-        current = msgspec.to_builtins(self._context.loop(loop).view.settings)
-        return await self.put_settings(loop, {**current, **changes})
 
     # catalogue and models
 
@@ -296,3 +331,13 @@ class Admin:
             )
             for reward in rewards
         ]
+
+
+def _merged(current: dict[str, Any], change: Any) -> Any:
+    """Return the fields of a setting after a change; a change that is no object is returned, and refused later."""
+    return {**current, **change} if isinstance(change, dict) else change
+
+
+def _settings_changed(version: int, current: int) -> ApiError:
+    message = f"the settings have version {current}, and If-Match is for version {version}: read them again"
+    return ApiError(412, "settings_changed", message, "If-Match")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
-from fastapi import Depends, Query, Request, Response
+from fastapi import Depends, Header, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
 from msgspec import Meta, Struct
@@ -13,6 +14,7 @@ from msgspec import Meta, Struct
 from service import metrics
 from service.admin.admin import Admin, UnmatchedReward
 from service.admin.status import MachineStatus
+from service.errors import ApiError
 from service.http.replies import json_response
 from service.http.request import loop_of, read_json, read_lines, user_of
 from service.http.routes import ADMIN, BINARY, DEVICE, JSON, LINES, OPEN, READ, TEXT, Routes
@@ -24,8 +26,24 @@ LOOP_USER = "/v1/loops/{loop}/users/{user}"
 PROMETHEUS = "text/plain; version=0.0.4"
 SINCE = "Fedres-Events-Since"  # a header of exports
 
+IF_MATCH = "The version that these settings replace, in quotes, as ETag has it; 412 if they have another one."
+
+
+def expected_version(
+    tag: Annotated[str | None, Header(alias="If-Match", description=IF_MATCH)] = None,
+) -> int | None:
+    """Return the version in the header If-Match, None without it."""
+    if tag is None:
+        return None
+    if not re.fullmatch(r'"[0-9]{1,18}"', tag):
+        message = f'If-Match must be the version of the settings in quotes, such as "17", got {tag[:100]!r}'
+        raise ApiError(422, "invalid_request", message, "If-Match")
+    return int(tag.strip('"'))
+
+
 Loop = Annotated[str, Depends(loop_of)]
 User = Annotated[str, Depends(user_of)]
+Version = Annotated[int | None, Depends(expected_version)]
 
 
 class Catalogue(Struct):
@@ -102,17 +120,17 @@ def loop_routes(admin: Admin) -> Routes:
 
     @routes.of_loop("GET", "/settings", ADMIN, "Show the settings.", reply=SettingsInForce)
     async def get_settings(loop: Loop) -> Response:
-        return json_response(SettingsInForce(*admin.settings(loop)))
+        return _settings_response(admin, loop)
 
     @routes.of_loop("PUT", "/settings", ADMIN, "Replace the settings.", body=Settings, reply=SettingsInForce)
-    async def put_settings(loop: Loop, request: Request) -> Response:
-        await admin.put_settings(loop, await read_json(request, dict[str, Any]))
-        return json_response(SettingsInForce(*admin.settings(loop)))
+    async def put_settings(loop: Loop, request: Request, version: Version) -> Response:
+        await admin.put_settings(loop, await read_json(request, dict[str, Any]), version)
+        return _settings_response(admin, loop)
 
     @routes.of_loop("PATCH", "/settings", ADMIN, "Change some settings.", body=Settings, reply=SettingsInForce)
-    async def patch_settings(loop: Loop, request: Request) -> Response:
-        await admin.patch_settings(loop, await read_json(request, dict[str, Any]))
-        return json_response(SettingsInForce(*admin.settings(loop)))
+    async def patch_settings(loop: Loop, request: Request, version: Version) -> Response:
+        await admin.patch_settings(loop, await read_json(request, dict[str, Any]), version)
+        return _settings_response(admin, loop)
 
     @routes.of_loop("GET", "/model", DEVICE, "Download the shared model.", reply=BINARY)
     async def get_model(loop: Loop) -> Response:
@@ -190,6 +208,14 @@ def service_routes(admin: Admin, status: MachineStatus) -> Routes:
         return json_response(Health("ready", status.check_ready()))
 
     return routes
+
+
+def _settings_response(admin: Admin, loop: str) -> Response:
+    """Return the settings in force, with their version as entity tag."""
+    in_force = SettingsInForce(*admin.settings(loop))
+    response = json_response(in_force)
+    response.headers["etag"] = f'"{in_force.version}"'
+    return response
 
 
 async def _lines(events: AsyncIterator[bytes], since: str | None = None) -> Response:

@@ -35,9 +35,13 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 SECONDS = 150.0  # an erasure waits for the learner, an export may be long
 
 
-def send(method: str, url: str, path: str, key: str | None, body: object = None) -> httpx.Response:
+def send(
+    method: str, url: str, path: str, key: str | None, body: object = None, *, version: int | None = None
+) -> httpx.Response:
     """Return a service's response; a rejection, or no service, raises a ``ValueError`` with advice."""
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    if version is not None:
+        headers["If-Match"] = f'"{version}"'
     content = None if body is None else msgspec.json.encode(body)
     if content is not None:
         headers["Content-Type"] = "application/json"
@@ -121,10 +125,21 @@ def create(name: Loop, changes: Changes = None, url: Url = DEFAULT_URL, key: Key
 
 @loops.command()
 @one_line_errors
-def settings(name: Loop, changes: Changes = None, url: Url = DEFAULT_URL, key: Key = None) -> None:
+def settings(
+    name: Loop,
+    changes: Changes = None,
+    if_version: Annotated[
+        int | None, typer.Option(help="Refuse the change unless the settings have this version.")
+    ] = None,
+    url: Url = DEFAULT_URL,
+    key: Key = None,
+) -> None:
     """Print the settings of a loop as JSON, after changing those of --set."""
     path = f"/v1/loops/{quote(name, safe='')}/settings"
-    response = send("PATCH", url, path, key, read_settings(changes)) if changes else send("GET", url, path, key)
+    if changes:
+        response = send("PATCH", url, path, key, read_settings(changes), version=if_version)
+    else:
+        response = send("GET", url, path, key)
     shown = msgspec.json.encode(response.json()["settings"])
     typer.echo(msgspec.json.format(shown, indent=2).decode())
 

@@ -29,9 +29,9 @@ OWN_SITES = (None, b"same-origin", b"none")  # none: the user typed the address
 ORIGIN = re.compile(r"https?://(?:[a-z0-9.-]+|\[[0-9a-f:.]+\])(?::\d{1,5})?")
 ALLOW_HEADERS = (
     b"access-control-allow-headers",
-    b"authorization, content-type, content-encoding, ocp-apim-subscription-key, x-request-id",
+    b"authorization, content-type, content-encoding, if-match, ocp-apim-subscription-key, x-request-id",
 )
-EXPOSED = (b"access-control-expose-headers", b"x-request-id, retry-after, location, x-ms-error-code")
+EXPOSED = (b"access-control-expose-headers", b"etag, x-request-id, retry-after, location, x-ms-error-code")
 MAX_AGE = (b"access-control-max-age", b"600")
 VARY = (b"vary", b"origin")
 

@@ -56,6 +56,7 @@ WITH_BODY = {
     415: "The body is of another type.",
 }
 TAG = {"ETag": {"description": "The version and a checksum, in quotes.", "schema": {"type": "string"}}}
+SETTINGS_TAG = {"ETag": {"description": "The version of the settings, in quotes.", "schema": {"type": "string"}}}
 
 
 def document(app: FastAPI, routes: Sequence[Route], limits: Limits, root_path: str = "") -> Json:
@@ -169,9 +170,13 @@ def _operation(route: Route, queries: Sequence[Json]) -> Json:
     if route.path.endswith("/federated/model"):
         response["headers"] = TAG
         responses["304"] = {"description": "If-None-Match has the published version.", "headers": TAG}
+    if route.path.endswith("/settings"):
+        response["headers"] = SETTINGS_TAG
     may_contradict = route.method != "GET" or "/federated/" in route.path  # devices cannot use every loop
     failures = {503: ANY[503]} if route.roles is OPEN else {**ANY, **(CHANGES if may_contradict else {})}
     failures |= WITH_BODY if route.body is not None else {}
+    if route.path.endswith("/settings") and route.method != "GET":
+        failures[412] = "The settings have another version than If-Match names."
     for status, text in failures.items():
         responses[str(status)] = {"description": text, "content": _content(route.error, JSON)}
     operation: Json = {

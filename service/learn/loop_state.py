@@ -47,7 +47,26 @@ REJOINED = 20_000  # records, at most, that are read again only to tell late rew
 SPARE_SETTINGS = 100  # before the oldest that is needed: rankers decide under settings that are not quite the newest
 EXAMPLE_TICK = 1_000_000  # microseconds that a delayed example may be late where no record comes
 
-read_settings_body = msgspec.json.Decoder(Settings).decode
+_decode_settings = msgspec.json.Decoder(Settings).decode
+
+
+def read_settings_body(body: bytes) -> Settings:
+    """Return the settings in a record.
+
+    A control group could once have a pinned model. Such records are still in logs; models learn from them what they
+    learned then, as from a uniform baseline.
+    """
+    try:
+        return _decode_settings(body)
+    except msgspec.ValidationError:
+        fields = msgspec.json.decode(body)
+        control = fields.get("control")
+        if not isinstance(control, dict) or "pinned" not in control:
+            raise
+        del control["pinned"]
+        if control["baseline"] == "pinned":
+            control["baseline"] = "uniform"
+        return msgspec.convert(fields, Settings)
 
 
 class LastPublished(NamedTuple):

@@ -20,11 +20,11 @@ RANK, REWARD, ACTIVATE, TICK = "rank", "reward", "activate", "tick"
 RESIDUAL, UPDATE, JOIN = "residual", "update", "join"
 ERASE, BASE, ERASED = "erase", "base", "erased"
 NOTE = "note"  # data that a tool keeps with a loop; ignored by the learner
-PIN = "pin"  # a model that decides for a control group; ignored by the learner
-ONCE = (RANK, RESIDUAL, UPDATE, JOIN, LOOP)  # an event has at most one record of each of these kinds
+PIN = "pin"  # a model that decided for a control group; no longer written, and ignored
+ONCE = (RANK, RESIDUAL, UPDATE, JOIN, LOOP, SETTINGS)  # an event has at most one record of each of these kinds
 
 # Records deleted with old events: decisions with their rewards at any position, all others by position.
-OLD = (RANK, TICK, RESIDUAL, UPDATE, ERASED)
+OLD = (RANK, TICK, RESIDUAL, UPDATE, ERASED, PIN)
 ABOUT = (REWARD, ACTIVATE)
 
 RARE = (LOOP, DELETED, ERASE, ERASED, BASE)  # kinds with an index

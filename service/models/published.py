@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -216,15 +215,6 @@ class NotPublished(Exception):  # noqa: N818
     """There are no models yet, or incomplete ones: the learner was stopped while it wrote them."""
 
 
-class Pinned(NamedTuple):
-    """A shared model that decides for a control group."""
-
-    position: int  # of its record
-    version: int
-    n_learned: int
-    model: PublishedModel
-
-
 class Loop:
     """A ranker's copy of a loop: its view, its weights and its catalogue."""
 
@@ -240,7 +230,6 @@ class Loop:
         self.seen: Array = np.zeros(0, np.uint64)
         self.spare_seen: Array = self.seen
         self.clients_version = -1
-        self.pinned: Pinned | None = None  # decides for a control group; None until read
         # What follows from a view, once for all decisions under it:
         self.id = view.id
         self.policy: tuple[Array, int] = (NO_RULE, 0)  # how it explores: a rule, and the number of rewards learned

@@ -13,7 +13,6 @@ from msgspec.structs import replace
 from fedres.checks import Array
 from fedres.draws import event_draws
 from fedres.event_ids import new_event_id
-from fedres.policies import loop_rule
 from fedres.scoring.features import Hashed, Named, Preparer, check_crosses
 from fedres.scoring.flattening import FeatureError
 from service.errors import ApiError, invalid
@@ -79,7 +78,7 @@ def decide(
     if settings.apprentice:
         decisions = [replace(first_action(each), policy_action=each.action) for each in decisions]
     elif settings.control.share or settings.control.hold:
-        decisions = in_arms(decisions, loop, memory)
+        decisions = in_arms(decisions, loop)
     if len(good) == len(prepared):
         return [*decisions]
     rest = iter(decisions)
@@ -289,35 +288,16 @@ def features_of(action: Action, catalogue: Mapping[str, CatalogueAction]) -> byt
 # Control groups and apprentices: a baseline decides
 
 
-def in_arms(decisions: Sequence[Decision], loop: Loop, memory: Array) -> list[Decision]:
+def in_arms(decisions: Sequence[Decision], loop: Loop) -> list[Decision]:
     """Return the decisions with their arm; in the control group, those of the baseline."""
     control = loop.view.settings.control
     in_control = [control.decides_for(each.prepared.request.user or each.prepared.event_id) for each in decisions]
     of_control = [each for each, is_in in zip(decisions, in_control, strict=True) if is_in]
-    if control.baseline == "pinned":
-        of_control = by_pinned_model(of_control, loop, memory)
-    else:
-        of_control = [*map(first_action if control.baseline == "first" else any_action, of_control)]
+    of_control = [*map(first_action if control.baseline == "first" else any_action, of_control)]
     arm, baseline = HELD if control.hold else CONTROL, iter(of_control)
     return [
         replace(next(baseline), arm=arm) if is_in else replace(each, arm=TREATMENT)
         for each, is_in in zip(decisions, in_control, strict=True)
-    ]
-
-
-def by_pinned_model(decisions: Sequence[Decision], loop: Loop, memory: Array) -> list[Decision]:
-    """Return the decisions of the pinned model, without personal models."""
-    settings, pinned = loop.view.settings, loop.pinned
-    if not decisions:
-        return []
-    if pinned is None:
-        raise ApiError(503, "starting", "the pinned model is not read yet; try again")
-    nobodies = [replace(each.prepared, key=NO_KEY) for each in decisions]
-    policy = loop_rule(settings), pinned.n_learned
-    choices = choose(nobodies, pinned.model, memory, policy, crosses=settings.crosses)
-    return [
-        replace(each, action=action, probabilities=probabilities, scores=scores, version=pinned.version)
-        for each, (action, probabilities, scores) in zip(decisions, choices, strict=True)
     ]
 
 

@@ -24,7 +24,6 @@ from service.models.memory import find_block, personal_key
 from service.models.published import Loop, NotPublished, PublishedModels
 from service.rank.decide import Decision, decide, repeated
 from service.rank.explaining import MOST_EXPLAINED, explain_all, explainable
-from service.rank.pinned import read_pinned, wants_pinned
 from service.rank.quotas import Quotas, exceeded
 from service.rank.requests import RankRequest, RankResult, check_id, is_plain_id
 from service.rank.slots import SlotsRequest, SlotsResult, check_slots, events_of, fill, filled_before, give_way
@@ -113,13 +112,6 @@ class RankerContext:
         except TimeoutError:
             raise ApiError(503, "store_timeout", f"the log could not be read within {LOOK_UP_SECONDS:g} s") from None
 
-    async def ensure_pinned(self, name: str) -> None:
-        """Read the model that decides for a loop's control group, if that is one and it is not read yet."""
-        loop = self.loop(name)
-        position, settings = loop.view.settings.control.pinned, loop.view.settings
-        if position is not None and wants_pinned(loop):
-            loop.pinned = await self.look_up(lambda log: read_pinned(log, name, position, settings))
-
     def check_user(self, loop: Loop, user: str | None) -> None:
         """Refuse a user without a personal model if the loop has too many."""
         view, quotas = loop.view, self.quotas
@@ -202,7 +194,6 @@ class Ranker:
         self._waiting: list[WaitingRequest] = []  # for the next turn
         self._groups: list[Group] = []  # records that leave with it
         self._futures: list[asyncio.Future[Outcome]] = []  # their outcomes
-        self._reading: set[asyncio.Task[None]] = set()  # the event loop keeps no references to tasks
         self._large: list[WaitingRequest] = []  # with many actions, or of a batch
         self._deciding_large: asyncio.Future[None]
         self._filling = asyncio.Lock()  # one page at a time is filled, so that others wait for one at most
@@ -260,12 +251,9 @@ class Ranker:
         for name, batch in by_loop.items():
             try:
                 loop = context.loop(name)
-                view, pinned = loop.view, loop.view.settings.control.pinned
+                view = loop.view
                 if view.n_waiting >= quotas.pending_events or view.all_waiting_bytes >= fewest_bytes:
                     quotas.check_pending(view)
-                if pinned is not None and wants_pinned(loop):
-                    self._decide_later(name, batch)
-                    continue
                 if view.n_users >= quotas.users:
                     batch = self._without_new_users(batch, loop)
                 requests = [waiting.request for waiting in batch]
@@ -366,7 +354,6 @@ class Ranker:
         context = self._context
         async with self._filling:
             await give_way()
-            await context.ensure_pinned(name)
             loop = context.loop(name)
             context.quotas.check_pending(loop.view)
             context.check_user(loop, request.user)
@@ -399,23 +386,6 @@ class Ranker:
                 message = f"event_id must be new, got {event!r}: a deleted loop of the same name has such an event"
                 raise ApiError(409, "event_exists", message, "event_id")
         return logged
-
-    def _decide_later(self, name: str, batch: Sequence[WaitingRequest]) -> None:
-        """Decide once the pinned model is read, which happens once for each ranker and experiment."""
-
-        async def read_and_decide() -> None:
-            try:
-                await self._context.ensure_pinned(name)
-            except Exception as error:
-                fail([waiting.stored for waiting in batch], error)
-                return
-            if not self._waiting and not self._groups:
-                asyncio.get_running_loop().call_soon(self._decide_turn)
-            self._waiting += batch
-
-        task = asyncio.ensure_future(read_and_decide())
-        self._reading.add(task)
-        task.add_done_callback(self._reading.discard)
 
     def _without_new_users(self, batch: Sequence[WaitingRequest], loop: Loop) -> list[WaitingRequest]:
         """Refuse requests of users who would need a model of their own; return the others."""

@@ -33,7 +33,7 @@ CONTROLS = [
     {"apprentice": True},
     {"apprentice": False, "control": {"share": 0.5, "baseline": "first"}},
     {"control": {"share": 0.5, "baseline": "uniform"}},
-    {"control": {"share": 0.5, "baseline": "pinned", "learn": False}},
+    {"control": {"share": 0.5, "baseline": "uniform", "learn": False}},
     {"control": {"share": 0.0, "baseline": "first"}},
 ]
 

@@ -30,6 +30,12 @@ def test_loops_are_created_changed_listed_and_deleted(service):
     changed = json.loads(fedres("loops", "settings", "shop", "--set", "epsilon=0.2", *at))
     assert (changed["policy"], changed["wait_time"], changed["epsilon"]) == ("squarecb", 5.0, 0.2)
     assert json.loads(fedres("loops", "settings", "shop", *at)) == changed
+    held = ("loops", "settings", "shop", "--set", 'control={"hold": "too few sales"}')
+    assert json.loads(fedres(*held, *at))["control"]["hold"] == "too few sales"
+    ended = ("loops", "settings", "shop", "--set", 'control={"hold": null}')
+    version = re.search(r'If-Match: "(\d+)"', fedres(*ended, *at, status=2))[1]
+    assert "read them again" in fedres(*ended, "--if-version", "1", *at, status=2)
+    assert json.loads(fedres(*ended, "--if-version", version, *at))["control"]["hold"] is None
     fedres("loops", "delete", "shop", "--yes", *at)
     assert fedres("loops", "list", *at).split() == ["default"]
     assert "loop 'shop' does not exist" in fedres("loops", "settings", "shop", *at, status=2)

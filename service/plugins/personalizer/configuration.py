@@ -95,6 +95,13 @@ def azure_settings(settings: Settings | None = None) -> Settings:
     return msgspec.structs.replace(base, **changes, annotations=_annotated(base, kept))
 
 
+def _adopted(settings: Settings) -> dict[str, Any]:
+    """Return settings with Azure's, unless they have them already."""
+    is_native = kept_of(settings).native
+    fields: dict[str, Any] = msgspec.to_builtins(azure_settings(settings) if is_native else settings)
+    return fields
+
+
 def _annotated(settings: Settings, kept: AzureSettings) -> dict[str, str]:
     return {**settings.annotations, ANNOTATION: msgspec.json.encode(kept).decode()}
 
@@ -120,7 +127,7 @@ class Configurations:
             settings = self.settings(loop)
             if not kept_of(settings).native:
                 return settings
-            await self._admin.put_settings(loop, msgspec.to_builtins(azure_settings(settings)))
+            await self._admin.change_settings(loop, _adopted)
             adopted = self.settings(loop)
             fresh = model_kind(adopted).new(adopted).to_bytes()
             if fresh != model_kind(settings).new(settings).to_bytes() and self._admin.has_learned_nothing(loop):
@@ -128,8 +135,15 @@ class Configurations:
             return self.settings(loop)
 
     async def _put(self, loop: str, settings: Settings, kept: AzureSettings, **changes: Any) -> None:
-        annotations = _annotated(settings, kept)
-        await self._admin.put_settings(loop, {**msgspec.to_builtins(settings), **changes, "annotations": annotations})
+        """Change settings, and those fields of the annotation in which ``kept`` differs from that of ``settings``."""
+        before = msgspec.structs.asdict(kept_of(settings))
+        edits = {name: value for name, value in msgspec.structs.asdict(kept).items() if value != before[name]}
+
+        def all_settings(current: Settings) -> dict[str, Any]:
+            annotations = _annotated(current, msgspec.structs.replace(kept_of(current), **edits))
+            return {**msgspec.to_builtins(current), **changes, "annotations": annotations}
+
+        await self._admin.change_settings(loop, all_settings)
 
     async def keep(self, loop: str, **changes: Any) -> None:
         """Change only the fields in the annotation."""

@@ -8,15 +8,12 @@ import numpy as np
 
 from fedres.checks import Array
 from fedres.draws import event_draws
-from fedres.policies import loop_rule
 from fedres.policies.kernels import CODE, EPSILON_GREEDY, GREEDY
 from fedres.policies.shortlist import draw_one, ranked
 from fedres.scoring.features import Hashed, Named, Preparer
-from service.errors import ApiError
 from service.models.catalogue import CatalogueCopy
 from service.models.loop_metadata import CatalogueAction
-from service.models.memory import Key, personal_key
-from service.models.protocol import PublishedModel
+from service.models.memory import personal_key
 from service.models.published import Loop, PublishedModels
 from service.plugins.recommend.items import Items
 from service.rank.decide import CONTROL, HELD, NO_KEY, NO_MEMORY, TREATMENT
@@ -52,40 +49,31 @@ def draw_places(
     settings, control = loop.view.settings, loop.view.settings.control
     memory = NO_MEMORY if models.memory is None else models.memory.words
     is_experiment = bool(control.share or control.hold) and not settings.apprentice
-
-    def by_model(model: PublishedModel, key: Key, rule: tuple[Array, int], version: int) -> Draws:
-        means, widths = model.predict_items(items, context, memory, key, settings.crosses)
-        means += items.boosts.used
-        return Draws(*rule, means, ranked(rule[0], means, widths, items.keys, allowed, len(events)), version)
-
     if popular is None:
         key = personal_key(loop.id, user) if user is not None and settings.personal else NO_KEY
-        learned = by_model(loop.model, key, loop.policy, loop.view.version)
+        rule, n_learned = loop.policy
+        means, widths = loop.model.predict_items(items, context, memory, key, settings.crosses)
+        means += items.boosts.used
+        ranking = ranked(rule, means, widths, items.keys, allowed, len(events))
+        learned = Draws(rule, n_learned, means, ranking, loop.view.version)
     else:
         learned = _by_popularity(loop, items, popular, allowed, len(events))
-    pinned: Draws | None = None
     drawn, count = list[Drawn](), int(allowed.sum())
     for event, u in zip(events, event_draws(events), strict=True):
-        by, arm, agreed = learned, TREATMENT if is_experiment else None, None
+        arm = TREATMENT if is_experiment else None
+        agreed = None
         if is_experiment and control.decides_for(user or event):
             arm = HELD if control.hold else CONTROL
-            if control.baseline == "pinned":
-                if loop.pinned is None:
-                    raise ApiError(503, "starting", "the pinned model is not read yet; try again")
-                if pinned is None:
-                    rule = loop_rule(settings), loop.pinned.n_learned
-                    pinned = by_model(loop.pinned.model, NO_KEY, rule, loop.pinned.version)
-                by = pinned
         if arm in (CONTROL, HELD) and control.baseline == "first":
             row, probability = first_of(items, allowed), 1.0
         elif arm in (CONTROL, HELD) and control.baseline == "uniform":
             row, probability = int(np.flatnonzero(allowed)[int(u * count)]), 1 / count
         else:
-            row, probability = by.draw(items.keys, allowed, count, u)
+            row, probability = learned.draw(items.keys, allowed, count, u)
         if settings.apprentice:
             first = first_of(items, allowed)
             row, probability, agreed = first, 1.0, first == row
-        drawn.append(Drawn(row, float(by.means[row]), probability, count, arm, agreed, by.version))
+        drawn.append(Drawn(row, float(learned.means[row]), probability, count, arm, agreed, learned.version))
         allowed[row] = False
         count -= 1
     return drawn

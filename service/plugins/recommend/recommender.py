@@ -116,7 +116,6 @@ class Recommender:
             logged = await self._ranker.logged_ranks(name, events_of(page, request.n))
             if logged:
                 return repeated(request, page, logged)
-        await self._context.ensure_pinned(name)
         seen = await self._seen(name, request)
         earned = None if self._context.loop(name).n_learned else await self.earnings.scores(name)
         loop, items = await self.items(name)

@@ -63,6 +63,5 @@ class Guardrails:
         report = msgspec.json.decode(await self._reports.report(loop), type=LoopReport)
         reasons = " ".join(alarm.message for alarm in report.alarms if alarm.revert)
         if reasons:
-            control = {**msgspec.to_builtins(settings.control), "hold": reasons[:LONGEST_REASON]}
-            await self._admin.patch_settings(loop, {"control": control})
+            await self._admin.patch_settings(loop, {"control": {"hold": reasons[:LONGEST_REASON]}})
         return bool(reasons)

@@ -1,10 +1,12 @@
 """Every route does what it says, over real HTTP on a real engine."""
 
+import asyncio
 import gzip
 import json
 import re
 from urllib.parse import quote
 
+import httpx
 import pytest
 
 ACTIONS = [{"id": "a", "features": {"topic": "sport"}}, {"id": "b", "features": {"topic": "news"}}]
@@ -130,6 +132,38 @@ def test_a_loop_is_made_used_changed_and_deleted(client):
     assert client.delete("/v1/loops/shop").status_code == 204
     gone = ranked(client, "/v1/loops/shop/rank")
     assert (gone.status_code, gone.json()["error"]["code"]) == (404, "unknown_loop")
+
+
+def test_settings_have_a_version_and_a_change_that_names_an_older_one_is_refused(client):
+    client.post("/v1/loops", json={"name": "versions"}).raise_for_status()
+    path = "/v1/loops/versions/settings"
+    shown = client.get(path)
+    tag = shown.headers["etag"]
+    assert tag == f'"{shown.json()["version"]}"'
+    changed = client.patch(path, json={"gamma": 1}, headers={"If-Match": tag})
+    assert changed.headers["etag"] == f'"{changed.json()["version"]}"' != tag
+    for call in (client.put, client.patch):
+        stale = call(path, json={"gamma": 2}, headers={"If-Match": tag})
+        assert (stale.status_code, stale.json()["error"]["code"]) == (412, "settings_changed")
+        odd = call(path, json={"gamma": 2}, headers={"If-Match": "17"})
+        assert (odd.status_code, odd.json()["error"]["target"]) == (422, "If-Match")
+    assert client.get(path).json() == changed.json()
+
+
+def test_changes_of_settings_that_arrive_together_are_all_kept(live):
+    changes = [{"floor": 0.03}, {"gamma": 7}, {"wait_time": 9}, {"control": {"share": 0.2}}, {"control": {"hold": "h"}}]
+
+    async def change_all(path):
+        async with httpx.AsyncClient(base_url=live.url, timeout=30, trust_env=False) as client:
+            replies = await asyncio.gather(*[client.patch(path, json=change) for change in changes])
+            assert {reply.status_code for reply in replies} == {200}
+            return (await client.get(path)).json()["settings"]
+
+    for k in range(5):
+        live.make_loop(f"together-{k}")
+        settings = asyncio.run(change_all(f"/v1/loops/together-{k}/settings"))
+        assert (settings["floor"], settings["gamma"], settings["wait_time"]) == (0.03, 7, 9)
+        assert (settings["control"]["share"], settings["control"]["hold"]) == (0.2, "h")
 
 
 def test_settings_that_break_a_rule_are_refused_and_change_nothing(client):

@@ -186,12 +186,12 @@ def test_the_second_rank_of_an_event_is_refused_and_all_others_are_stored(log):
 
 
 def test_uploads_are_stored_once_beside_what_else_has_their_event(log):
-    kinds = ("residual", "update", "join", "rank", "loop")
+    kinds = ("residual", "update", "join", "rank", "loop", "settings")
     first = append(log, *(Record("shop", kind, "a/1", "a") for kind in kinds))
-    assert first == [1, 2, 3, 4, 5]
+    assert first == [1, 2, 3, 4, 5, 6]
     again = append(log, *(Record("shop", kind, "a/1", "a", body=b"other") for kind in kinds))
     assert [(type(outcome), outcome.position) for outcome in again] == [(Duplicate, at) for at in first]
-    assert append(log, reward("a/1"), reward("a/1")) == [6, 7]
+    assert append(log, reward("a/1"), reward("a/1")) == [7, 8]
 
 
 def test_a_duplicate_names_the_record_that_it_repeats_and_no_other_of_its_event(log):

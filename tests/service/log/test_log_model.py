@@ -22,7 +22,7 @@ class ModelLog:
         return [self._append(group) for group in groups]
 
     def _append(self, group):
-        once, keys = ("rank", "residual", "update", "join", "loop"), set()
+        once, keys = ("rank", "residual", "update", "join", "loop", "settings"), set()
         for record in group:
             if not record.kind:
                 return Refused

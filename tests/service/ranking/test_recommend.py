@@ -567,7 +567,7 @@ def test_a_loop_that_has_learned_nothing_shows_popular_items_but_for_its_floor_w
 # Experiments
 
 
-@pytest.mark.parametrize("baseline", ["first", "uniform", "pinned"])
+@pytest.mark.parametrize("baseline", ["first", "uniform"])
 def test_a_control_group_sees_what_its_baseline_shows(tmp_path, baseline):
     async def tell(engine, recommend):
         await play(engine, recommend, 30)
@@ -582,10 +582,8 @@ def test_a_control_group_sees_what_its_baseline_shows(tmp_path, baseline):
         for page in arms["control"]:
             if baseline == "first":
                 assert [(item.id, item.probability) for item in page.items] == [("f9", 1), ("f0", 1), ("f1", 1)]
-            elif baseline == "uniform":
-                assert [item.probability for item in page.items] == pytest.approx([1 / 40, 1 / 39, 1 / 38])
             else:
-                assert page.model_version < engine.view().position
+                assert [item.probability for item in page.items] == pytest.approx([1 / 40, 1 / 39, 1 / 38])
         assert all(decode_rank(entry.body).arm in arms for entry in pages(tmp_path)[-90:])
 
     story(tmp_path, tell)

@@ -38,14 +38,14 @@ function changesIn(fields, settings) {
 }
 
 export async function settingsPage(loop) {
-  const [{ settings }, { components }] = await Promise.all([json(`${loopPath(loop)}/settings`), json("openapi.json")]);
+  const [{ version, settings }, { components }] = await Promise.all([json(`${loopPath(loop)}/settings`), json("openapi.json")]);
   const names = Object.keys(settings).filter(name => !IGNORED[settings.model]?.includes(name));
   const fields = Object.fromEntries(names.map(name => [name, field(name, settings[name], components.schemas.Settings.properties[name])]));
   for (const name of FIXED.filter(name => fields[name])) fields[name].disabled = true;
   const save = act(async () => {
     const changes = changesIn(fields, settings);
     if (!Object.keys(changes).length) return say("Nothing is changed.");
-    await send(`${loopPath(loop)}/settings`, "PATCH", changes);
+    await send(`${loopPath(loop)}/settings`, "PATCH", changes, version);
     again();
     say(`Changed: ${Object.keys(changes).join(", ")}.`);
   });

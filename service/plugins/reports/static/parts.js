@@ -21,8 +21,9 @@ export function leave() { // what an older page still waits for would keep the b
   asking = new AbortController();
 }
 
-export async function ask(path, { type, ...options } = {}) {
-  const key = sessionStorage.getItem("key"), headers = { ...(key && { Authorization: "Bearer " + key }), ...(type && { "Content-Type": type }) };
+export async function ask(path, { type, version, ...options } = {}) {
+  const key = sessionStorage.getItem("key");
+  const headers = { ...(key && { Authorization: "Bearer " + key }), ...(type && { "Content-Type": type }), ...(version && { "If-Match": `"${version}"` }) };
   const { signal } = asking, changes = options.method && options.method != "GET"; // a change is not broken off
   const answer = await fetch(ROOT + path, { ...(!changes && { signal }), ...options, headers }).catch(error => {
     throw error.name == "AbortError" ? error : Error(`The service cannot be reached: ${error.message}`);
@@ -34,7 +35,8 @@ export async function ask(path, { type, ...options } = {}) {
   throw Object.assign(Error(message || `The service answered with status ${answer.status}.`), { status: answer.status });
 }
 export const json = async (path, options) => (await ask(path, options)).json();
-export const send = (path, method, body) => ask(path, { method, body: JSON.stringify(body), type: "application/json" });
+// With a version, the service refuses the change unless that is the version of the settings in force.
+export const send = (path, method, body, version) => ask(path, { method, body: JSON.stringify(body), type: "application/json", version });
 
 // Browsers take "." and ".." out of a path, however they are written: a request would be about something else.
 export function segment(id) {
