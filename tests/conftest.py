@@ -2,7 +2,9 @@
 
 import functools
 import gc
+import itertools
 import os
+import random
 import shutil
 import ssl
 import sys
@@ -45,6 +47,10 @@ def _usual_umask():
     os.umask(0o022)
 
 
+def pytest_addoption(parser):
+    parser.addoption("--shuffle", metavar="SEED", help="run files, and the tests of each, in a random order")
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection():
     """Keep the garbage collector from looking again and again at what is imported and collected: it stays."""
@@ -67,6 +73,18 @@ def pytest_collection_modifyitems(config, items):
         items[:] = [item for item in items if not item.get_closest_marker("long")]
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
+    if config.option.shuffle is not None:
+        shuffle(items, random.Random(config.option.shuffle))
+
+
+def shuffle(items, rng):
+    """Put files in a random order, and the tests of each file; parts of a file stay together."""
+    files = {}
+    for item in items:
+        files.setdefault(item.path, []).append(item)
+    for tests in files.values():
+        rng.shuffle(tests)
+    items[:] = itertools.chain.from_iterable(rng.sample(list(files.values()), len(files)))
 
 
 def pytest_sessionfinish():

@@ -37,8 +37,9 @@ class Ledger:
 class Load:
     """Clients that rank on one machine and send the reward to another; what fails they repeat until it is answered."""
 
-    def __init__(self, machines, ledger, *, seed, n_clients=4, loops=("default",), pause=0.0):
+    def __init__(self, machines, ledger, *, seed, n_clients=4, loops=("default",), pause=0.0, headers=None):
         self.machines, self.ledger, self.loops, self.pause = machines, ledger, loops, pause
+        self.headers = headers
         self._stopping = threading.Event()
         self._threads = [
             threading.Thread(target=self._run, args=[random.Random(f"{seed}/{k}"), f"{seed}-{k}"])
@@ -56,7 +57,7 @@ class Load:
             thread.join()
 
     def _run(self, rng, name):
-        with httpx.Client(trust_env=False, timeout=30.0) as http:
+        with httpx.Client(headers=self.headers, trust_env=False, timeout=30.0) as http:
             for k in itertools.count():
                 if self._stopping.is_set():
                     return
