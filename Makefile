@@ -14,18 +14,30 @@ export OMP_NUM_THREADS ?= 1
 export OPENBLAS_NUM_THREADS ?= 1
 unexport PYTHONDONTWRITEBYTECODE  # hundreds of processes are started: without bytecode each compiles what it imports
 
-.PHONY: serve test test-long check lint kernels kernels-service lint-and-kernels faults hardening reference docs dist dist-test clean
+.PHONY: serve test test-long check phases lint gates kernels kernels-service lint-and-kernels faults hardening reference docs dist dist-test clean
+
+# Phases note their seconds in this file, and `make test` prints it at its end, also if one of them fails.
+SECONDS := .seconds
+TIMED := @sh tools/timed.sh $(SECONDS)
 
 test: check
 
-check: .venv/installed
-	$(MAKE) --no-print-directory -j 2 kernels-service lint-and-kernels
-	$(BIN)/pytest -n 3 --dist worksteal  # on two cores: tests of faults wait for a fifth of their time
+check:
+	@rm -f $(SECONDS)
+	@$(MAKE) --no-print-directory phases; status=$$?; cat $(SECONDS); exit $$status
+
+phases:
+	$(TIMED) install $(MAKE) --no-print-directory .venv/installed
+	@$(MAKE) --no-print-directory -j 2 kernels-service lint-and-kernels
+	$(TIMED) tests $(BIN)/pytest -n 3 --dist worksteal  # on two cores: tests of faults wait for a fifth of their time
 
 test-long: kernels
 	$(BIN)/pytest -n 2 --dist worksteal -m long
 
 lint: .venv/installed
+	$(TIMED) lint $(MAKE) --no-print-directory gates
+
+gates:
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -36,10 +48,10 @@ kernels: .venv/installed
 	$(BIN)/python tools/compile_kernels.py
 
 kernels-service: .venv/installed
-	$(BIN)/python tools/compile_kernels.py service
+	$(TIMED) 'kernels of the service' $(BIN)/python tools/compile_kernels.py service
 
 lint-and-kernels: lint  # takes about as long as the kernels of the service, which another core compiles meanwhile
-	$(BIN)/python tools/compile_kernels.py experiments
+	$(TIMED) 'kernels of experiments' $(BIN)/python tools/compile_kernels.py experiments
 
 serve: .venv/serves
 	$(BIN)/fedres serve --demo
