@@ -33,40 +33,27 @@ def regrets(names, n_rounds, n_clients, seed, schemes=("fedres",), delays=(0,)):
 FAST = "explore-every", "epsilon-greedy", "squarecb"
 
 
-@pytest.mark.parametrize("times", [1, pytest.param(8, marks=pytest.mark.long)])
-def test_a_clients_regret_falls_with_the_number_of_clients(times):
-    """With more seeds where there are fewer clients to average over: each fall is more than 4 standard errors of 8."""
+def test_a_clients_regret_falls_with_the_number_of_clients():
+    """With more seeds where there are fewer clients to average over."""
     for name in FAST:  # in one test, for the runs are shared
         few, some, many = (
             np.mean([regrets(FAST, 2000, p, seed)[name, "fedres", 0] for seed in range(n)])
-            for p, n in ((2, 6 * times), (8, 3 * times), (50, times))
+            for p, n in ((2, 6), (8, 3), (50, 1))
         )
         assert many < some < few, name
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("names", "n_rounds", "most", "n_clients"),
-    [
-        (("linucb",), 800, 0.75, 20),
-        (FAST, 6_000, 0.7, 20),
-        *[
-            pytest.param(names, n_rounds, 0.6, n_clients, marks=pytest.mark.long)
-            for names, n_rounds in ((("linucb",), 1500), (FAST, 16_000))
-            for n_clients in (20, 50)
-        ],
-    ],
-)
-def test_shared_and_personal_models_together_beat_either_alone_by_far(names, n_rounds, most, n_clients):
-    regret = regrets(names, n_rounds, n_clients, 0, ("fedres", "independent", "central"))
+@pytest.mark.parametrize(("names", "n_rounds", "most"), [(("linucb",), 800, 0.75), (FAST, 6_000, 0.7)])
+def test_shared_and_personal_models_together_beat_either_alone_by_far(names, n_rounds, most):
+    regret = regrets(names, n_rounds, 20, 0, ("fedres", "independent", "central"))
     for name in names:
         together, alone, common = (regret[name, scheme, 0] for scheme in ("fedres", "independent", "central"))
         assert together < most * min(alone, common)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("n_rounds", "most"), [(3_000, 1.15), pytest.param(16_000, 1.05, marks=pytest.mark.long)])
-def test_a_delay_of_fifty_rounds_costs_little(n_rounds, most):
-    regret = regrets(FAST, n_rounds, 20, 0, delays=(0, 50))
+def test_a_delay_of_fifty_rounds_costs_little():
+    regret = regrets(FAST, 3_000, 20, 0, delays=(0, 50))
     for name in FAST:
-        assert regret[name, "fedres", 50] < most * regret[name, "fedres", 0], name
+        assert regret[name, "fedres", 50] < 1.15 * regret[name, "fedres", 0], name

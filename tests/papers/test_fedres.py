@@ -28,10 +28,9 @@ def average_regret(run, n_rounds, n_clients, seed, delay=0):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("longest", [1000, pytest.param(4000, marks=pytest.mark.long)])
-def test_average_regret_falls_with_the_square_root_of_time(run, longest):
+def test_average_regret_falls_with_the_square_root_of_time(run):
     """With 400 clients to average over, the slope's standard error is 0.01."""
-    horizons = np.array([n for n in (250, 500, 1000, 2000, 4000) if longest // 4 <= n <= longest])
+    horizons = np.array([250, 500, 1000])
     slope, _ = regret.log_log_slope(horizons, np.array([average_regret(run, n, 400, 0) for n in horizons]))
     assert slope == pytest.approx(-0.5, abs=0.05)
 

@@ -1,145 +1,27 @@
-"""OFedIQ: the figures it reaches at 1% of the bits, its bounds, and its first two moments in closed form.
+"""OFedIQ: its bits, its bounds, and its first two moments in closed form; `fedres reproduce` has its figures.
 
 [OFedIQ] D. Kwon, J. Park, S. Hong. Tighter Regret Analysis and Optimization of Online Federated Learning. 2023.
 """
 
-import lzma
 import math
-import os
-from pathlib import Path
 
 import numpy as np
 import pytest
-from sklearn.datasets import load_digits, load_svmlight_file
 
 from fedres import (
     Example,
     Federation,
-    Linear,
     Logistic,
-    Network,
     Quantizer,
-    Softmax,
     Squared,
     bounds,
     draws,
     global_learner,
-    ofediq_parameters,
     step_sizes,
 )
 from fedres.comparators import best_fixed
 from fedres.heterogeneity import sigma_diff2
 from fedres.regret import sum_regret
-
-# --- section 5: accuracy at 99% fewer bits ---
-
-K, GAMMA = 1000, 0.01
-
-
-def digits():
-    """Return scikit-learn's digits, pixels in [0, 1], and a constant feature."""
-    data = load_digits()
-    return with_constant(data.data / 16), data.target.astype(float)
-
-
-def stored(name, n_features):
-    """Return a set from the folder that FEDRES_DATA names."""
-    folder = os.environ.get("FEDRES_DATA")
-    if folder is None:
-        pytest.skip(f"FEDRES_DATA must name a folder with {name}.svm.xz")
-    with lzma.open(Path(folder) / f"{name}.svm.xz") as file:
-        features, label = load_svmlight_file(file, n_features=n_features)
-    return features.toarray(), label
-
-
-def with_constant(features):
-    return np.hstack([features, np.ones((len(features), 1))])
-
-
-def partition(n_rows, n_rounds, rng):
-    """Return which row each client sees in each round: all rows, repeated, shuffled and dealt out."""
-    rows = np.tile(np.arange(n_rows), math.ceil(K * n_rounds / n_rows))
-    return rng.permutation(rows)[: K * n_rounds].reshape(n_rounds, K)
-
-
-def accuracy(federation, features, label, rows):
-    """Return the share of right predictions of all clients in all rounds, the paper's Accuracy(T)."""
-    right = 0.0
-    for row in rows:
-        played = federation.play(Example(features[row], label[row]))
-        right += (played.prediction.argmax(axis=1) == played.label).mean()
-    return right / len(rows)
-
-
-def compare(features, label, model, *, n_rounds, step_size, start=None):
-    """Return the accuracies of FedOGD, OFedIQ and OFedAvg, and the uplink bits of each per client and round."""
-    levels, blocks, chance = ofediq_parameters(GAMMA, model.dim)
-    rows = partition(len(features), n_rounds, np.random.default_rng(0))
-    common = {
-        "model": model,
-        "loss": Softmax(model.outputs),
-        "n_clients": K,
-        "step_size": step_size,
-        "start": start,
-    }
-    rules = {
-        "fedogd": {},
-        "ofediq": {"participation": chance, "levels": levels, "blocks": blocks},
-        "ofedavg": {"participation": GAMMA},
-    }
-    accuracies, bits = {}, {}
-    for name, settings in rules.items():
-        federation = Federation(global_learner(name, **common, **settings))
-        accuracies[name] = accuracy(federation, features, label, rows)
-        bits[name] = federation.bits_up.mean() / n_rounds
-    return accuracies, bits
-
-
-def assert_one_percent_of_the_bits(bits, model, n_rounds):
-    """Allow 4.5 standard errors of the coins; a code of s = 3 is packed in log2 7 = 2.81 bits, counted as 3."""
-    chance = ofediq_parameters(GAMMA, model.dim).participation
-    budget = GAMMA * 32 * model.dim
-    coins = 4.5 * math.sqrt((1 - chance) / (chance * K * n_rounds))
-    assert 0.94 * (1 - coins) < bits["ofediq"] / budget < 1.01 * (1 + coins)
-    coins = 4.5 * math.sqrt((1 - GAMMA) / (GAMMA * K * n_rounds))
-    assert bits["ofedavg"] / budget == pytest.approx(1, abs=coins)
-    assert bits["fedogd"] == 32 * model.dim
-
-
-@pytest.mark.long  # `test_reproduce_ofediq` has it, with shorter runs
-def test_digits_at_one_percent_of_the_bits_lose_little_accuracy():
-    features, label = digits()
-    model = Linear(features.shape[1], 10)
-    accuracies, bits = compare(features, label, model, n_rounds=300, step_size=0.3)
-    assert accuracies["fedogd"] == pytest.approx(0.926, abs=0.01)
-    assert accuracies["fedogd"] - accuracies["ofediq"] <= 0.025
-    assert accuracies["ofediq"] >= accuracies["ofedavg"] + 0.02
-    assert_one_percent_of_the_bits(bits, model, 300)
-
-
-@pytest.mark.long
-def test_mnist_at_one_percent_of_the_bits_loses_little_accuracy():
-    features, label = stored("mnist", 784)
-    features = with_constant(features)
-    model = Linear(features.shape[1], 10)
-    accuracies, bits = compare(features, label, model, n_rounds=500, step_size=0.1)
-    assert accuracies["fedogd"] == pytest.approx(0.872, abs=0.01)
-    assert accuracies["fedogd"] - accuracies["ofediq"] <= 0.015
-    assert accuracies["ofediq"] >= accuracies["ofedavg"] + 0.02
-    assert_one_percent_of_the_bits(bits, model, 500)
-
-
-@pytest.mark.slow
-def test_a_network_on_room_occupancy_at_one_percent_of_the_bits_loses_little_accuracy():
-    features, label = stored("occupancy", 16)
-    features = (features - features.mean(axis=0)) / features.std(axis=0)
-    model = Network((16, 64, 64, 4))
-    start = model.start(np.random.default_rng(0))
-    accuracies, bits = compare(features, label, model, n_rounds=200, step_size=0.1, start=start)
-    assert accuracies["fedogd"] == pytest.approx(0.970, abs=0.02)
-    assert accuracies["fedogd"] - accuracies["ofediq"] <= 0.015
-    assert accuracies["ofediq"] > accuracies["ofedavg"]
-    assert_one_percent_of_the_bits(bits, model, 200)
 
 
 @pytest.mark.parametrize(("period", "chance", "levels", "blocks"), [(1, 0.5, 17, 10), (1, 1.0, 7, 40), (3, 0.4, 60, 5)])
