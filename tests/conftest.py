@@ -24,6 +24,8 @@ OF_SERVICE = [f"service/{name}" for name in ("", "log", "ranking", "roles", "sim
 sys.path[:0] = [str(HERE / folder) for folder in ("bandits", "client", "papers", *OF_SERVICE)]  # what tests import
 sys.path.append(str(HERE.parent))  # for `research`, which is not installed
 
+import needs  # noqa: E402
+
 settings.register_profile("fedres", deadline=None, derandomize=True, max_examples=50)
 settings.load_profile("fedres")
 
@@ -85,6 +87,16 @@ def shuffle(items, rng):
     for tests in files.values():
         rng.shuffle(tests)
     items[:] = itertools.chain.from_iterable(rng.sample(list(files.values()), len(files)))
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Name what this machine lacks, and how many tests each missing thing has skipped."""
+    reports = terminalreporter.stats.get("skipped", [])
+    missing = needs.count_missing(report.longrepr[2] for report in reports)
+    if missing:
+        terminalreporter.section("not tested, for lack of")
+        for what, n_tests in missing:
+            terminalreporter.line(f"{n_tests:5} tests: {what}")
 
 
 def pytest_sessionfinish():

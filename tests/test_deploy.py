@@ -10,14 +10,13 @@ from pathlib import Path
 
 import pytest
 import yaml
+from needs import needs_program
 
 from service import metrics
 
 ROOT = Path(__file__).parents[1]
 DEPLOY = ROOT / "deploy"
-needs_promtool = pytest.mark.skipif(
-    shutil.which("promtool") is None, reason="promtool is not installed: rules are not checked"
-)
+needs_promtool = needs_program("promtool", "prometheus")
 
 
 def documented():
@@ -114,7 +113,7 @@ def test_the_systemd_unit_starts_the_service_in_its_folder_and_lets_the_supervis
     assert int(service["TimeoutStopSec"]) >= 105
 
 
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+@needs_program("systemd-analyze", "systemd")
 def test_systemd_accepts_the_unit(tmp_path):
     """It complains of what it does not know, and of a command that does not exist; here it is that of the tests."""
     text = (DEPLOY / "fedres.service").read_text(encoding="utf-8")

@@ -19,6 +19,8 @@ from typing import NamedTuple
 
 import pytest
 from forked import Forked, path, run
+from needs import lacks
+from waiting import LIMIT
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -98,7 +100,7 @@ def started(command, folder):
             yield address
         finally:
             process.send_signal(signal.SIGINT)
-            process.wait(60)
+            process.wait(LIMIT)
             rest.join()
 
 
@@ -147,7 +149,7 @@ def test_the_guides_do_what_they_say(tmp_path):
         for page in HERE:
             follow(page, tmp_path, stack, {"8000": url})
         if shutil.which("node") is None:
-            pytest.skip("node is not installed: all guides but the part on Next.js were followed")
+            lacks("node", "apt-get install nodejs")  # all guides but the part on Next.js were followed
         visit(tmp_path, url)
 
 

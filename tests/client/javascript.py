@@ -2,18 +2,17 @@
 
 import json
 import random
-import shutil
 import subprocess
 from pathlib import Path
 
 import msgspec
 import pytest
+from waiting import LIMIT
 
 from fedres.client import DeviceClient
 from fedres.local_learners.adagrad import FUSED
 
 MENU = {"tea": {"hot": True, "price": 3}, "juice": {"hot": False, "taste": [0.5, 2]}, "Müsli": {"tags": ["a", "b"]}}
-needs_node = pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed: the device is not tested")
 
 
 class Played:
@@ -33,7 +32,7 @@ class Played:
 
     def close(self):
         self.process.stdin.close()
-        self.process.wait(30)
+        self.process.wait(LIMIT)
         self.process.stdout.close()
 
 

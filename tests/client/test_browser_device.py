@@ -5,7 +5,8 @@ import random
 
 import numpy as np
 import pytest
-from javascript import MENU, Played, close_to, loop_of, needs_node, opened, same, stream, teach, uploads
+from javascript import MENU, Played, close_to, loop_of, opened, same, stream, teach, uploads
+from needs import needs_node
 from proxies import DROP, MUTE, PASS, REPEAT, TWICE, FaultyProxy
 
 from fedres.client import DeviceClient

@@ -1,20 +1,19 @@
 """The device in JavaScript beside the one in Python, in Chromium with IndexedDB."""
 
 import json
-import shutil
 import subprocess
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import httpx
-import pytest
 from javascript import MENU, close_to, loop_of, same, stream
+from needs import CHROMIUM, needs_chromium
+from waiting import LIMIT
 
 from fedres.client import DeviceClient
 
 FOLDER = Path(__file__).parents[2] / "clients" / "typescript"
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
 PAGE = """<script type="module">
 import { FedresDevice } from "/device.js";
@@ -48,7 +47,7 @@ try {
 </script>"""
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed: the device is not tested in a browser")
+@needs_chromium
 def test_in_a_browser_it_keeps_everything_in_indexeddb_and_decides_the_same(live, tmp_path):
     models = {"linear": "adagrad", "residual-kalman": "residual-kalman"}
     for learner, model in models.items():
@@ -107,7 +106,7 @@ def test_in_a_browser_it_keeps_everything_in_indexeddb_and_decides_the_same(live
         pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         with subprocess.Popen([CHROMIUM, *options, f"http://127.0.0.1:{site.server_port}/"], **pipes) as browser:
             try:
-                assert done.wait(120)
+                assert done.wait(LIMIT)
             finally:
                 browser.terminate()
                 site.shutdown()

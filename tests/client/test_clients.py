@@ -11,6 +11,7 @@ import httpx
 import pytest
 from javascript import teach
 from network import MENU, Network
+from waiting import LIMIT
 
 from fedres import client
 from fedres.lease import LeaseHeld
@@ -56,7 +57,7 @@ def test_the_client_syncs_in_the_background(live, tmp_path):
     with DeviceClient(live.url, "phone", tmp_path, sync_seconds=0.01, transport=network) as device:
         decision = device.decide({}, MENU)
         device.reward(decision.event_id, 1.0)
-        assert network.uploaded.wait(30)
+        assert network.uploaded.wait(LIMIT)
 
 
 def test_the_client_works_where_there_is_no_service(tmp_path):
@@ -140,7 +141,7 @@ def test_a_sync_that_breaks_in_the_background_is_reported_and_tried_again(live, 
     with monkeypatch.context() as patch:
         patch.setattr("fedres.client.adagrad_device.AdaGradDevice.adopt", breaks)
         with DeviceClient(live.url, "phone", tmp_path, sync_seconds=0.01) as device:
-            assert broken.wait(30)
+            assert broken.wait(LIMIT)
             device.reward(device.decide({}, MENU).event_id, 1.0)
     assert "the sync failed" in caplog.text
     with DeviceClient(live.url, "phone", tmp_path, sync_seconds=None) as device:
@@ -168,15 +169,15 @@ def test_closing_does_not_wait_for_a_service_that_never_answers(silence, tmp_pat
     class Stuck(httpx.BaseTransport):
         def handle_request(self, request):
             requested.set()
-            answered.wait(30)
+            answered.wait(LIMIT)
             raise httpx.ReadTimeout("silence", request=request)
 
     device = DeviceClient(silence, "phone", tmp_path, transport=Stuck())
-    assert requested.wait(30)
+    assert requested.wait(LIMIT)
     device.close()
     with DeviceClient(silence, "phone", tmp_path, sync_seconds=None):  # the folder is free
         answered.set()
-        device._thread.join(30)
+        device._thread.join(LIMIT)
         assert not device._thread.is_alive()
     assert "the sync failed" not in caplog.text
 

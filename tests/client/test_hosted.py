@@ -19,6 +19,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 from proxies import no_service
+from waiting import LIMIT
 
 from fedres.client import AsyncClient, Client, RankRequest, ServiceError, Slot
 from fedres.client.hosted.fallbacks import check
@@ -325,12 +326,12 @@ def test_rewards_of_any_type_of_number_are_stored(live, loop):
 
 def test_actions_come_in_three_forms_or_one_by_one(live, loop):
     listed = [{"id": "tea", "features": {"hot": True}}, {"id": "juice", "features": {"hot": False}}, {"id": "milk"}]
-    with Client(live.url, loop=loop, timeout=60, fallback=None) as client:
+    with Client(live.url, loop=loop, timeout=LIMIT, fallback=None) as client:
         client.put_actions(listed)
         assert client.actions() == MENU
         client.put_actions([], retire=["milk"])
         for actions in (listed, MENU, list(MENU), iter(listed), (name for name in MENU)):
-            assert client.rank(actions=actions, timeout=60).action in MENU
+            assert client.rank(actions=actions, timeout=LIMIT).action in MENU
         stored = [[each["features"] for each in event.actions] for event in client.events()]
     assert stored == [list(MENU.values())] * 5
 
@@ -510,7 +511,7 @@ def test_two_threads_that_call_first_share_connections_and_leave_none_open(monke
     def slow(client):
         http = connect(client)
         made.append(http)
-        both.wait(60)
+        both.wait(LIMIT)
         return http
 
     connect = Client._new_http
@@ -520,13 +521,17 @@ def test_two_threads_that_call_first_share_connections_and_leave_none_open(monke
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(60)
+            thread.join(LIMIT)
         assert sorted(http.is_closed for http in made) == [False, True]
 
 
 def run(code, *words):
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code), *words], capture_output=True, text=True, check=False, timeout=120
+        [sys.executable, "-c", textwrap.dedent(code), *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LIMIT,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.split()

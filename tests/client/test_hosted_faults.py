@@ -13,6 +13,7 @@ import threading
 import httpx
 import pytest
 from proxies import DROP, HANG, MUTE, PASS, REPEAT, TRICKLE, TWICE, FaultyProxy, answering, no_service, reply
+from waiting import LIMIT
 
 from fedres.client import AsyncClient, Client, ServiceError
 from fedres.client.hosted.spool import Spool
@@ -119,7 +120,7 @@ def test_a_reply_that_never_ends_keeps_nobody_waiting(live, loop, fault):
         for caller in callers:
             caller.start()
         for caller in callers:
-            caller.join(60)
+            caller.join(LIMIT)
         assert [decision.fallback for decision in decisions] == [True] * 40
         client.close(0)
     gc.collect()
@@ -246,7 +247,7 @@ def test_a_reply_without_end_is_given_up_and_keeps_no_thread(monkeypatch):
     client.close(0)
     ours = [thread for thread in threads() if thread not in others]
     for thread in ours:
-        thread.join(20)
+        thread.join(LIMIT)
     alive = [thread.name for thread in ours if thread.is_alive()]
     ended.set()
     assert alive == []
@@ -283,7 +284,7 @@ def test_what_a_killed_process_had_is_sent_once_by_one_of_the_next(live, loop, t
             client.reward(f"event-{k}", 1.0, id=f"click-{k}")
         os._exit(1)
     """
-    subprocess.run([sys.executable, "-c", textwrap.dedent(code), loop, str(tmp_path)], check=False, timeout=120)
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code), loop, str(tmp_path)], check=False, timeout=LIMIT)
     with contextlib.ExitStack() as stack:
         clients = [stack.enter_context(Client(live.url, loop=loop, spool=tmp_path)) for _ in range(3)]
         assert all(client.flush(60) for client in clients)
@@ -362,7 +363,7 @@ def test_a_loop_that_is_made_later_gets_the_rewards_that_waited_in_order(live, m
     with Client(live.url, loop="later", observe=observe) as client:
         for k in range(5):
             client.reward(f"event-{k}", 1.0)
-        assert seen.wait(60)
+        assert seen.wait(LIMIT)
         assert client.rewards().queued == 5
         live.make_loop("later")
         assert client.flush(60)

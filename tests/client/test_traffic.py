@@ -5,6 +5,7 @@ import threading
 import msgspec
 import pytest
 from network import MENU, Driven
+from waiting import LIMIT
 
 from fedres.client import Privacy
 
@@ -111,5 +112,5 @@ def test_no_thread_is_left_behind(start_service, tmp_path):
     traffic(start_service, tmp_path, None)
     left = set(threading.enumerate()) - before
     for thread in left:
-        thread.join(10)
+        thread.join(LIMIT)
     assert not any(thread.is_alive() for thread in left)

@@ -7,25 +7,21 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import forked
 import numpy as np
 import pytest
 import safetensors.numpy
+from needs import needs_node, needs_program, npm_folder
 from proxies import DROP, MUTE, PASS, REPEAT, TWICE, FaultyProxy
+from waiting import LIMIT
 
 from fedres.decisions.kalman_document import read_document, read_metadata, write_document
 from fedres.decisions.kalman_kernels import predict
 from fedres.decisions.residual_kalman import NO_MODEL, ResidualKalman, events_of, fixed, request_of
 
 FOLDER = Path(__file__).parents[2] / "clients" / "typescript"
-
-
-needs_node = pytest.mark.skipif(
-    shutil.which("node") is None, reason="node is not installed: the TypeScript client is not tested"
-)
 
 
 @needs_node
@@ -36,7 +32,7 @@ def test_the_client_keeps_its_word_in_node(live):
     with FaultyProxy(live.address, fault) as proxy:
         env = {**os.environ, "FEDRES_URL": live.url, "FEDRES_FAULTY_URL": proxy.url, "FEDRES_LOOP": "typescript"}
         command = ["node", "--test", "--test-reporter", "tap"]
-        done = subprocess.run(command, cwd=FOLDER, env=env, capture_output=True, text=True, timeout=300, check=False)
+        done = subprocess.run(command, cwd=FOLDER, env=env, capture_output=True, text=True, timeout=LIMIT, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     [line] = re.findall(r"decided (\[\[.*\]\])", done.stdout)
     entries = live.engine.logged("typescript")
@@ -69,7 +65,7 @@ def test_a_shared_model_with_light_entries_predicts_as_in_python():
     text = {"told": read_metadata(payload), "arrays": arrays}
     text |= {"hashes": request.hashes.tolist(), "starts": request.starts.tolist()}
     command = ["node", "--input-type=module", "-e", PREDICT, json.dumps(text)]
-    done = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, timeout=LIMIT, check=True)
     rows, parts = json.loads(done.stdout), np.empty((25, 3))
     predict(read_document(payload).shared, NO_MODEL, False, fixed(request), parts)
     assert [row["mean"] for row in rows] == pytest.approx(parts[:, 0].tolist(), abs=1e-9)
@@ -85,7 +81,7 @@ def test_the_examples_of_its_readme_run(live):
     for example in examples:
         code = example.replace("http://127.0.0.1:8000", live.url).replace('"browser-7"', '"browser-7", loop: "readme"')
         command = ["node", "--input-type=module", "--eval", code]
-        done = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, timeout=LIMIT, check=False)
         assert done.returncode == 0, done.stderr
         assert re.match(r"(tea|juice) false|\{ sent: 1, dropped: 0, version: \d+, trouble: null \}", done.stdout)
 
@@ -95,28 +91,14 @@ def test_its_types_are_those_of_the_service():
     assert forked.run(command).returncode == 0, "run generate_types.py"
 
 
-PACKAGES = Path(tempfile.gettempdir()) / f"fedres-typescript-{os.getuid()}"  # installed once, not in the repository
 STRICT = ("--strict", "--exactOptionalPropertyTypes", "--noUncheckedIndexedAccess", "--noEmit")
-NO_NETWORK = "ENOTFOUND|EAI_AGAIN|ECONNREFUSED|ECONNRESET|ETIMEDOUT|ENETUNREACH|EHOSTUNREACH"
 TARGET = ("--target", "es2022", "--module", "nodenext", "--lib", "es2022,dom,dom.iterable", "--skipDefaultLibCheck")
 
 
 @pytest.fixture(scope="module")
 def tsc():
     """Return the compiler of TypeScript, in a folder where the client can be imported."""
-    npm, done = shutil.which("npm"), PACKAGES / "installed"
-    if npm is None:
-        pytest.skip("npm is not installed: types are not tested")
-    if not done.exists():
-        PACKAGES.mkdir(mode=0o700, exist_ok=True)
-        command = [npm, "install", "--prefix", str(PACKAGES), "--no-audit", "--no-fund", "typescript@5.9.3"]
-        ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
-        failed = re.search(rf"npm (?:error|ERR!) code ({NO_NETWORK})", ended.stderr)
-        if failed:
-            pytest.skip(f"npm reaches no registry ({failed[1]}): TypeScript cannot be installed")
-        assert ended.returncode == 0, ended.stderr
-        done.touch()
-    return PACKAGES / "node_modules" / ".bin" / "tsc"
+    return npm_folder("typescript", "typescript@5.9.3") / "node_modules" / ".bin" / "tsc"
 
 
 @needs_node
@@ -131,17 +113,14 @@ def test_what_callers_write_compiles_with_all_strict_checks(tsc, tmp_path):
     (tmp_path / "node_modules").mkdir()
     (tmp_path / "node_modules" / "fedres").symlink_to(FOLDER)
     command = ["node", str(tsc), *STRICT, *TARGET, "route.ts", "usage.ts"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT, check=False)
     assert done.returncode == 0, done.stdout
 
 
-@needs_node
+@needs_program("npm")
 def test_the_package_has_its_license_and_no_tests(tmp_path):
-    npm = shutil.which("npm")
-    if npm is None:
-        pytest.skip("npm is not installed")
-    command = [npm, "pack", "--dry-run", "--json", str(FOLDER)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=True)
+    command = ["npm", "pack", "--dry-run", "--json", str(FOLDER)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT, check=True)
     files = {file["path"] for file in json.loads(done.stdout)[0]["files"]}
     assert {"LICENSE", "README.md", "fedres.js", "inputs.js", "fedres.d.ts"} <= files
     assert not [file for file in files if "test" in file]
@@ -153,6 +132,6 @@ def test_npm_test_without_a_service_says_in_one_line_what_it_needs(tmp_path):
     shutil.copy(FOLDER / "run_tests.mjs", tmp_path)
     env = {name: value for name, value in os.environ.items() if name != "FEDRES_URL"} | {"PATH": str(tmp_path)}
     command = [shutil.which("node"), "run_tests.mjs"]
-    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=LIMIT, check=False)
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert "set FEDRES_URL" in done.stderr

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -12,7 +11,10 @@ from pathlib import Path
 import httpx
 import pytest
 from forked import FEDRES, run
+from needs import CHROMIUM, needs_chromium, needs_node
+from playwright.sync_api import expect, sync_playwright
 from serving import served
+from waiting import LIMIT
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -81,38 +83,34 @@ def test_prompts_routed_to_language_models_earn_more_than_any_of_these_alone(url
     assert rewards.pop("routed") > max(rewards.values()) + 0.03, done.stdout
 
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-
-
-@pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
-@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed: apt-get install chromium")
+@needs_node
+@needs_chromium
 def test_a_visitor_of_the_film_site_watches_a_film_and_is_shown_others(url):
-    playwright = pytest.importorskip("playwright.sync_api", reason="the package playwright is not installed")
     command = ["node", EXAMPLES / "film_site" / "server.mjs", url, "3"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PORT": "0"}) as site:
         try:
             address = re.search(r"http://\S+", site.stdout.readline())[0]
             assert site.stdout.readline() == "3 visits\n"
-            with playwright.sync_playwright() as driver:
+            with sync_playwright() as driver:
                 browser = driver.chromium.launch(
                     executable_path=CHROMIUM, args=["--no-sandbox", "--disable-dev-shm-usage"]
                 )
                 page, wrong = browser.new_page(), []
                 page.on("pageerror", lambda error: wrong.append(str(error)))
                 page.goto(address)
-                playwright.expect(page.locator("li")).to_have_count(10)
+                expect(page.locator("li")).to_have_count(10)
                 first = page.locator("h2").all_inner_texts()
                 page.get_by_role("button", name="Watch").first.click()
                 page.get_by_role("button", name="Watched").wait_for()
                 page.get_by_label("Genre").select_option("horror")
                 page.get_by_role("button", name="Show films").click()
-                playwright.expect(page.locator("li", has_text="horror")).to_have_count(10)
+                expect(page.locator("li", has_text="horror")).to_have_count(10)
                 assert not {*first} & {*page.locator("h2").all_inner_texts()}  # none twice within an hour
                 browser.close()
             assert wrong == []
         finally:
             site.send_signal(signal.SIGTERM)
-            assert site.wait(30) == 0
+            assert site.wait(LIMIT) == 0
     report = httpx.get(f"{url}/v1/loops/films/report").json()
     assert report["pages"]["items"] == 225
     assert (report["funnel"]["ranked"], report["funnel"]["rewarded"]) == (50, 31)

@@ -1,9 +1,11 @@
 """Grids on Ray and on Dask: the bytes that processes of this machine give. Needs the extras ``ray`` and ``dask``."""
 
 import json
+from importlib.util import find_spec
 from math import sqrt as work  # known to workers that another test has started somewhere else
 
 import pytest
+from needs import lacks
 
 from libsvm_tasks.grid import BACKENDS, cluster, run
 
@@ -11,10 +13,9 @@ from libsvm_tasks.grid import BACKENDS, cluster, run
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.filterwarnings("ignore")  # of Ray and Dask
 def test_results_do_not_depend_on_where_the_pieces_run(backend, tmp_path):
-    if backend != "loky":
-        pytest.importorskip(
-            {"ray": "ray", "dask": "distributed"}[backend], reason=f"fedres[{backend}] is not installed"
-        )
+    package = {"ray": "ray", "dask": "distributed"}.get(backend)
+    if package is not None and find_spec(package) is None:
+        lacks(f"the package {package}", f"pip install 'fedres[{backend}]'")
     seen = []
     with cluster(backend, jobs=2):
         results = run(work, range(7), jobs=2, journal=tmp_path / "j", progress=lambda *done: seen.append(done))

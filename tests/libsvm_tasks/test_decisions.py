@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from needs import lacks
 from typer.testing import CliRunner
 
 from libsvm_tasks.decisions import report, speed
@@ -60,7 +61,7 @@ def _answer(prompt, model):
 
 def rounds(stream, seed, n=50):
     if reason := absent(stream):
-        pytest.skip(reason)
+        lacks(f"files of the stream {stream}", reason)
     return [*islice(STREAMS[stream].rounds(np.random.default_rng(seed)), n)]
 
 
@@ -224,7 +225,7 @@ def test_clicks_come_at_once_and_zeros_late_and_some_rewards_never():
 def test_every_player_plays_and_repeats_itself(stream, player):
     entry = PLAYERS[player]
     if not entry.installed:
-        pytest.skip(f"{player} needs the package {entry.package}, which is not part of the extra dev")
+        lacks(f"the package {entry.package}", "pip install 'fedres[peers]'")
     figures = [play(STREAMS[stream], entry.make(STREAMS[stream]), 5, 30) for _ in range(2)]
     assert figures[0] == figures[1]
     assert -1 <= figures[0] <= 1

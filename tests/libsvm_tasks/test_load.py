@@ -7,6 +7,7 @@ import os
 
 import numpy as np
 import pytest
+from needs import lacks, needs
 from sklearn.datasets import dump_svmlight_file, load_digits
 
 from libsvm_tasks.catalogue import CATALOGUE
@@ -217,13 +218,13 @@ def test_an_absent_dataset_says_where_it_looked_and_how_to_get_it(folders, monke
     assert "FEDRES_DATA is not set" in error_of("letter")
 
 
-@pytest.mark.skipif(not REAL_DATA, reason="FEDRES_DATA, the folder of the real datasets, is not set")
+@needs("FEDRES_DATA", "the folder of the real datasets", REAL_DATA)
 @pytest.mark.parametrize("name", sorted(set(CATALOGUE) - {"digits"}))
 def test_a_real_copy_has_the_shape_of_the_catalogue(name, monkeypatch):
     monkeypatch.setenv("FEDRES_DATA", REAL_DATA)
     path, entry = find(name), CATALOGUE[name]
     if path is None:
-        pytest.skip(f"FEDRES_DATA has no {name}")
+        lacks(f"{name} in FEDRES_DATA", f"fedres datasets fetch {name}")
     data = read(path, entry)
     assert 0 < len(data.features) == len(data.label) <= entry.rows
     assert (data.features.shape[1], data.n_classes) == (entry.features, entry.classes)

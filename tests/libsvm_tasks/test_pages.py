@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from needs import lacks
 from typer.testing import CliRunner
 
 from libsvm_tasks.decisions import pages
@@ -70,7 +71,7 @@ def test_the_best_pages_have_an_ndcg_of_1_and_reversed_ones_less():
 def test_players_learn_and_repeat_themselves(player, monkeypatch):
     entry = PLAYERS[player]
     if pages.find_spec(entry.package) is None:
-        pytest.skip(f"{player} needs the package {entry.package}")
+        lacks(f"the package {entry.package}", "pip install 'fedres[peers]'")
     monkeypatch.setattr(pages.ALS, "EVERY", 200)
     monkeypatch.setenv("OPENBLAS_NUM_THREADS", "1")
     small = world()

@@ -1,6 +1,5 @@
 import json
 import re
-import shutil
 import subprocess
 from itertools import takewhile
 from pathlib import Path
@@ -10,6 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from needs import needs_node
+from waiting import LIMIT
 
 from fedres.scoring.features import Named, Preparer
 from fedres.scoring.flattening import FeatureError, FeatureLimits, _each_once, action_features, feature_hash, flatten
@@ -222,7 +223,7 @@ def test_the_documented_vectors_are_what_the_service_computes():
         assert int(key) >> 14 == int(index)
 
 
-@pytest.mark.skipif(shutil.which("node") is None, reason="node runs the JavaScript, and is not installed")
+@needs_node
 def test_the_javascript_that_the_page_names_computes_the_same():
     rng = np.random.default_rng(0)
     names = [name for name, _ in table("Hashes:")] + [f"n{n}=ü{n}" for n in rng.integers(10**9, size=50)]
@@ -234,7 +235,7 @@ def test_the_javascript_that_the_page_names_computes_the_same():
         "  featureHash(name), pairKey(featureHash(name), featureHash(names[(k + 1) % names.length]))])))"
     )
     command = ["node", "--input-type=module", "-e", script]
-    out = json.loads(subprocess.run(command, capture_output=True, check=True, timeout=60).stdout)
+    out = json.loads(subprocess.run(command, capture_output=True, check=True, timeout=LIMIT).stdout)
     keys = [pair_key(feature_hash(a), feature_hash(b)) for a, b in zip(names, names[1:] + names[:1], strict=True)]
     assert out == [[feature_hash(name), key] for name, key in zip(names, keys, strict=True)]
 

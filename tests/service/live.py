@@ -10,6 +10,7 @@ from http.client import HTTPConnection
 import httpx
 import uvloop
 from machine import Engine, InlineLearner
+from waiting import LIMIT, be_patient
 
 from service.admin.status import MachineStatus
 from service.app import create_app
@@ -19,6 +20,8 @@ from service.http.request import Limits
 from service.http.server import HttpServer, bind
 from service.rank.ranker import RankerContext
 from service.times import system_clock
+
+be_patient()
 
 
 class LockedLearner(InlineLearner):
@@ -56,7 +59,7 @@ class LiveEngine(Engine):
             if self.paused or not self.learner.step():
                 self._stopping.wait(self.learner.seconds_until_due())
 
-    async def _until(self, published, seconds=15.0):
+    async def _until(self, published, seconds=LIMIT):
         while self.paused and not published():
             self.learner.step()
         await RankerContext.until(self.context, published, seconds)
@@ -79,7 +82,7 @@ class Live:
 
     def client(self, key=None):
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        return httpx.Client(base_url=self.url, headers=headers, timeout=30, trust_env=False, verify=False)
+        return httpx.Client(base_url=self.url, headers=headers, timeout=LIMIT, trust_env=False, verify=False)
 
     @contextlib.contextmanager
     def asking(self):
@@ -91,7 +94,7 @@ class Live:
                 reply.read()
             return reply
 
-        with contextlib.closing(HTTPConnection(*self.address, timeout=30)) as connection:
+        with contextlib.closing(HTTPConnection(*self.address, timeout=LIMIT)) as connection:
             yield ask
 
     def make_loop(self, name, **settings):
@@ -105,7 +108,7 @@ class Live:
             result = function(*arguments)
             return await result if asyncio.iscoroutine(result) else result
 
-        return asyncio.run_coroutine_threadsafe(call(), self.loop).result(30)
+        return asyncio.run_coroutine_threadsafe(call(), self.loop).result(LIMIT)
 
     def weights(self, loop="default"):
         """Return the shared weights as they are published."""
@@ -160,7 +163,7 @@ def run_service(folder, limits=None, tls=None, audit=False, root_path="", hosts=
     thread.start()
     live = None
     try:
-        live = ready.result(timeout=60)
+        live = ready.result(timeout=LIMIT)
         yield live
     finally:
         if live is not None:

@@ -6,6 +6,8 @@ import select
 import socket
 import threading
 
+from waiting import LIMIT
+
 PASS = "pass"
 DROP = "drop"  # the request does not reach the service
 MUTE = "mute"  # the service answers, and the answer is lost
@@ -157,7 +159,7 @@ class StallingProxy:
         self._flowing.set()
         self._listener.shutdown(socket.SHUT_RDWR)
         for thread in self._threads:
-            thread.join(60)
+            thread.join(LIMIT)
         self._listener.close()
 
     def _accept(self):

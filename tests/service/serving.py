@@ -9,12 +9,12 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import httpx
 import msgspec
 from forked import FEDRES, Forked
+from waiting import LIMIT, until
 
 from service.learn.control import LearnerAnswer, LearnerQuestion
 from service.log.client import framed, receive_frame
@@ -33,7 +33,6 @@ learner.Learner = partial(learner.Learner, snapshot_seconds=0.1)
 main()
 """,
 )
-DEADLINE = 120.0  # seconds, generous: until something happens that must
 
 
 class Serving:
@@ -44,7 +43,7 @@ class Serving:
         self.said = []  # lines, up to the one with the address
 
     def client(self, **options):
-        return httpx.Client(base_url=self.url, timeout=60, trust_env=False, **options)
+        return httpx.Client(base_url=self.url, timeout=LIMIT, trust_env=False, **options)
 
     def ask(self, path, method="GET", **options):
         """Return a reply on a connection of its own, which waits or is tried again where a ranker is just killed."""
@@ -83,7 +82,7 @@ def serving(folder, *words, wait=True, command=(FEDRES,)):
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
             try:
-                process.wait(DEADLINE)
+                process.wait(LIMIT)
             finally:
                 process.kill()
 
@@ -107,20 +106,6 @@ def served(command, folder, *, popen=Forked, end=signal.SIGTERM):
             process.send_signal(end)
             process.stdout.read()
     assert process.returncode == 0
-
-
-def until(condition, what="it"):
-    """Return the first result of ``condition`` that is true, whatever connections it loses before."""
-    pause, deadline, failure = 0.005, time.monotonic() + DEADLINE, None
-    while time.monotonic() < deadline:
-        try:
-            if value := condition():
-                return value
-        except (httpx.TransportError, OSError, EOFError) as error:
-            failure = error
-        time.sleep(pause)
-        pause = min(1.3 * pause, 0.1)  # to ask a service takes it, and us, time that others need
-    raise AssertionError(f"{what} did not happen within {DEADLINE:g} s: {failure!r}")
 
 
 def has_ended(pid):
@@ -167,7 +152,7 @@ class MachineProcess:
         self.folder, self.database, self.options = Path(folder), database, options
         self.folder.mkdir(exist_ok=True)
         self.port, self.process = 0, None
-        self.http = httpx.Client(trust_env=False, timeout=30.0)
+        self.http = httpx.Client(trust_env=False, timeout=LIMIT)
 
     @property
     def url(self):
@@ -193,7 +178,7 @@ class MachineProcess:
     def stop(self):
         if self.process is not None and self.process.poll() is None:
             self.process.terminate()
-            self.process.wait(60)
+            self.process.wait(LIMIT)
             self.process.stdout.close()
         return self.process.returncode
 
@@ -235,7 +220,7 @@ class MachineProcess:
         """Return the digest of a loop's models, with all that is in the log learned."""
         [note] = self.folder.glob("*-run")
         with socket.socket(socket.AF_UNIX) as learner:
-            learner.settimeout(DEADLINE)
+            learner.settimeout(LIMIT)
             learner.connect(str(Path(note.read_text().strip()) / "learner.sock"))
             learner.sendall(framed(LearnerQuestion("digest", loop)))
             answer = msgspec.msgpack.decode(receive_frame(learner.recv), type=LearnerAnswer)

@@ -6,13 +6,13 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 from matplotlib.image import imread
 from typer.testing import CliRunner
+from waiting import until
 
 from service.cli import app
 from service.cli.serve import welcome
@@ -171,12 +171,12 @@ def test_bad_input_gets_one_clear_line_and_status_2(tmp_path, monkeypatch, words
 
 def wait_for_a_line(folder, process):
     """Return the first journal of the folder once it has a line."""
-    while process.poll() is None:
-        for path in folder.glob("*.jsonl"):
-            if path.read_text().count("\n") > 0:
-                return path
-        time.sleep(0.01)
-    raise AssertionError(process.communicate())
+
+    def journal():
+        assert process.poll() is None, process.communicate()
+        return next((path for path in folder.glob("*.jsonl") if "\n" in path.read_text()), None)
+
+    return until(journal, "a line in a journal")
 
 
 def test_a_replay_interrupted_by_ctrl_c_goes_on_where_it_was_and_cleans_up(tmp_path):

@@ -5,7 +5,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from functools import partial
 
 import httpx
@@ -13,6 +12,7 @@ import pytest
 from forked import FEDRES
 from serving import served
 from typer.testing import CliRunner
+from waiting import LIMIT, until
 
 from service.cli import app
 from service.demo import ARTICLES, BEST, TOPICS, UNIFORM, Demo, chance
@@ -41,7 +41,7 @@ def rewards_after(n_decisions, lines):
 def test_the_demo_learns_and_the_page_finds_all_that_it_draws(tmp_path):
     with (
         served([sys.executable, "-c", HURRIED, "serve", "--demo"], tmp_path) as (url, lines),
-        httpx.Client(base_url=url, trust_env=False, timeout=120) as client,
+        httpx.Client(base_url=url, trust_env=False, timeout=LIMIT) as client,
     ):
         policy, uniform = rewards_after(560, lines)  # of the last 200, decided by what the others taught
         assert policy > uniform + 0.05  # about 0.68 and 0.38, each with a standard error of 0.04 at most
@@ -118,9 +118,7 @@ def test_keys_are_made_listed_and_revoked_while_the_service_runs(tmp_path):
         [row] = listed(tmp_path, store)
         assert (row["role"], row["loop"], row["revoked"]) == ("admin", None, None)
         assert fedres("keys", "revoke", row["id"], *store).exit_code == 0
-        while status_of(url, key) == 200:
-            time.sleep(0.05)  # a service looks for changes once a second
-        assert status_of(url, key) == 401
+        until(lambda: status_of(url, key) == 401, "the end of the key")
     assert listed(tmp_path, store)[0]["revoked"] is not None
     assert "--demo needs a store without keys" in fedres("serve", "--demo", *store).stderr
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from forked import FEDRES
 from serving import served
+from waiting import LIMIT
 
 DRINKS = ["tea", "coffee", "juice", "water", "milk"]
 ACTIONS = [{"id": drink, "features": {"kind": drink}} for drink in DRINKS]
@@ -25,7 +26,7 @@ class Caller:
     """Connections that are kept; a request costs a fraction of what it does with httpx."""
 
     def __init__(self, url):
-        self.connections = [HTTPConnection(url.removeprefix("http://"), timeout=60) for _ in USERS]
+        self.connections = [HTTPConnection(url.removeprefix("http://"), timeout=LIMIT) for _ in USERS]
 
     def ask(self, method, path, body=None):
         [answer] = self.ask_all(method, [(path, body)])

@@ -1,7 +1,6 @@
 """docs/operate/postgresql.md keeps its word, on a server of its own; so does the benchmark it names."""
 
 import re
-import shutil
 import socket
 import subprocess
 import sys
@@ -9,9 +8,10 @@ from pathlib import Path
 
 import httpx
 import psycopg
-import pytest
 from forked import FEDRES, run
-from serving import MachineProcess, running, until
+from needs import needs_program
+from serving import MachineProcess, running
+from waiting import LIMIT, until
 
 ROOT = Path(__file__).parents[2]
 DOCS = (ROOT / "docs" / "operate" / "postgresql.md").read_text(encoding="utf-8")
@@ -35,7 +35,7 @@ def free_port():
         return sock.getsockname()[1]
 
 
-@pytest.mark.skipif(shutil.which("haproxy") is None, reason="haproxy is not installed (apt-get install haproxy)")
+@needs_program("haproxy")
 def test_the_example_behind_haproxy_serves_through_the_loss_of_a_machine(tmp_path, database):
     made, *commands, balancer = BLOCKS["sh"][1].strip().split("\n")
     assert (made, balancer) == ("mkdir a b", "haproxy -f deploy/haproxy.cfg")
@@ -59,7 +59,7 @@ def test_the_example_behind_haproxy_serves_through_the_loss_of_a_machine(tmp_pat
 
 def play(url, machines, database):
     """Rank and reward through the balancer while a machine is lost; each request is repeated until it is answered."""
-    with httpx.Client(base_url=url, trust_env=False, timeout=30) as client:
+    with httpx.Client(base_url=url, trust_env=False, timeout=LIMIT) as client:
 
         def post(path, body):
             return until(lambda: (reply := client.post(path, json=body)).status_code < 300 and reply, path)

@@ -13,6 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 from live import run_service
+from needs import needs_program
 
 from service.http.hosts import Hosts
 
@@ -83,10 +84,10 @@ def caddy(folder, address):
         run(folder, command, "stop", "--address", f"unix/{folder}/admin")
 
 
-@pytest.fixture(params=[nginx, caddy], ids=["nginx", "caddy"])
+@pytest.fixture(
+    params=[pytest.param(each, marks=needs_program(each.__name__), id=each.__name__) for each in (nginx, caddy)]
+)
 def proxy(request):
-    if shutil.which(request.param.__name__) is None:
-        pytest.skip(f"{request.param.__name__} is not installed")
     return request.param
 
 

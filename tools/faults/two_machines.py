@@ -16,7 +16,8 @@ sys.path[:0] = [str(SERVICE), str(SERVICE / "roles")]
 from conftest import Postgres  # noqa: E402
 from machines import Ledger, Load, digests, judge  # noqa: E402
 from proxies import StallingProxy  # noqa: E402
-from serving import MachineProcess, running, until  # noqa: E402
+from serving import MachineProcess, running  # noqa: E402
+from waiting import until  # noqa: E402
 
 LOOPS = ("default", "news")
 KILLED = ("ranker", "ranker", "learner", "learner", "log", "machine")

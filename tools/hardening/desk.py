@@ -9,7 +9,8 @@ from pathlib import Path
 
 from machine import Engine
 from msgspec.structs import replace
-from writers import SOON, running_writer
+from waiting import LIMIT
+from writers import running_writer
 
 from service.http.hot import hot_routes
 from service.http.replies import failure
@@ -61,14 +62,14 @@ class Desk:
 
     async def ready(self):
         """Wait for a connection."""
-        await asyncio.wait_for(self._client.connect(), SOON)
+        await asyncio.wait_for(self._client.connect(), LIMIT)
 
     async def ask_again(self):
         """Repeat all calls until each is acknowledged, as clients do."""
         for kind, k in self._calls:
             for _ in range(TRIES):
                 await self.ready()
-                if await asyncio.wait_for(self.ask(kind, k), SOON):
+                if await asyncio.wait_for(self.ask(kind, k), LIMIT):
                     break
                 await asyncio.sleep(PAUSE)
             else:

@@ -9,7 +9,7 @@ from pathlib import Path
 from unittest import mock
 
 from desk import N_EVENTS, open_desk, untrue, warm_up
-from writers import SOON
+from waiting import LIMIT
 
 from service.log.records import RANK, REWARD
 
@@ -81,7 +81,7 @@ async def _play(folder, faults):
             for k in range(N_EVENTS):
                 for kind in (RANK, REWARD):
                     await desk.ready()
-                    await asyncio.wait_for(desk.ask(kind, k), SOON)
+                    await asyncio.wait_for(desk.ask(kind, k), LIMIT)
             n_acknowledged = len(desk.acknowledged)
             await desk.ask_again()
             return desk, n_acknowledged

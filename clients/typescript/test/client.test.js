@@ -9,22 +9,26 @@ const { FEDRES_URL: url, FEDRES_FAULTY_URL: faulty, FEDRES_LOOP: loop } = proces
 if (!url) throw new Error("these tests need a service at FEDRES_URL: run them by npm test");
 const MENU = { tea: { hot: true }, juice: { hot: false }, milk: {} };
 const nobody = "http://127.0.0.1:1";
+const LIMIT = 1000 * Number(process.env.FEDRES_TEST_SECONDS ?? 300);
+
+/** A client for which a slow machine is no failure. */
+const patient = (address, options) => new Client(address, { deadline: LIMIT, adminDeadline: LIMIT, ...options });
 
 test("decides, and sends the reward", async () => {
-  const client = new Client(url, { deadline: 60_000, fallback: null });
+  const client = patient(url, { fallback: null });
   const decision = await client.rank({ user: "anna", context: { weather: "cold" }, actions: MENU, explain: true });
   assert.ok(decision.action in MENU);
   assert.equal(decision.ranking.length, 3);
   assert.equal(decision.explanations.length, 3);
   decision.reward(1);
-  assert.ok(await client.flush(60_000));
+  assert.ok(await client.flush(LIMIT));
   assert.deepEqual(client.rewards(), { queued: 0, sent: 1, refused: 0, dropped: 0 });
   await client.close();
   assert.throws(() => client.reward("e", 1), /closed/);
 });
 
 test("decides on many requests, and on slots", async () => {
-  const client = new Client(url, { deadline: 60_000 });
+  const client = patient(url);
   const taken = (await client.rank({ actions: MENU })).eventId;
   const [good, refused] = await client.rankMany([
     { actions: ["a", "b"], exclude: ["a"] },
@@ -39,19 +43,19 @@ test("decides on many requests, and on slots", async () => {
 });
 
 test("recommends items of the catalogue, or those of the fallback", async () => {
-  const client = new Client(url, { deadline: 60_000 });
+  const client = patient(url);
   await client.putActions({ tea: { hot: true }, juice: { hot: false }, milk: { hot: true } });
   const page = await client.recommend({ n: 5, user: "ann", filter: { hot: true }, exclude: ["milk"], context: { hour: 9 }, eventId: "js-page" });
   assert.deepEqual(page.map(({ id, eventId, probability, fallback }) => [id, eventId, probability, fallback]), [["tea", "js-page~1", 1, false]]);
   page[0].reward(1);
-  assert.ok(await client.flush(60_000));
+  assert.ok(await client.flush(LIMIT));
   assert.deepEqual((await client.recommend({ filter: { heat: 1 }, fallback: ["a", "b"], n: 1 })).map(({ id, error }) => [id, error.code]), [["a", "unknown_attribute"]]);
   await assert.rejects(client.recommend({ users: "ann" }), /did you mean "user"/);
   await client.close();
 });
 
 test("sends feedback once", async () => {
-  const client = new Client(url, { deadline: 60_000 });
+  const client = patient(url);
   const events = [{ action: "tea", reward: 1, user: 7, eventId: "js-rating", time: new Date(1714557600000) }, { action: { id: "juice", features: { hot: false } }, reward: 0.5, context: { hour: 9 } }];
   assert.deepEqual(await client.feedback(events), { stored: 2, repeated: 0 });
   assert.deepEqual(await client.feedback(events.slice(0, 1)), { stored: 0, repeated: 1 });
@@ -64,14 +68,14 @@ test("sends feedback once", async () => {
 });
 
 test("through a faulty network nothing is lost and nothing doubled", { skip: !faulty && "there is no faulty proxy" }, async () => {
-  const client = new Client(faulty, { loop, deadline: 60_000, fallback: null });
+  const client = patient(faulty, { loop, fallback: null });
   const decided = [];
   for (let k = 0; k < 40; k++) {
     const decision = await client.rank({ context: { k }, actions: MENU });
     decision.reward(1);
     decided.push([decision.eventId, decision.action]);
   }
-  assert.ok(await client.flush(60_000));
+  assert.ok(await client.flush(LIMIT));
   assert.equal(client.rewards().sent, 40);
   await client.close();
   console.log(`decided ${JSON.stringify(decided)}`);
@@ -128,7 +132,7 @@ test("a loop whose first answer was lost is there and ours", async () => {
     if (lost++ === 0) throw new Error("the answer was lost");
     return reply;
   };
-  const client = new Client(url, { fetch: losing }), name = `made-${newEventId()}`;
+  const client = patient(url, { fetch: losing }), name = `made-${newEventId()}`;
   assert.equal((await client.createLoop(name, { epsilon: 0.25 })).epsilon, 0.25);
   assert.equal(lost, 2);
   await assert.rejects(client.createLoop(name, { epsilon: 0.5 }), (error) => error.status === 409);
@@ -136,29 +140,29 @@ test("a loop whose first answer was lost is there and ours", async () => {
 });
 
 test("named outcomes make the reward", async () => {
-  const admin = new Client(url), name = `outcomes-${newEventId()}`;
+  const admin = patient(url), name = `outcomes-${newEventId()}`;
   await admin.createLoop(name, { outcomes: { click: 600, purchase: 600 }, formula: "click + purchase / 100" });
-  const client = new Client(url, { loop: name, deadline: 60_000, fallback: null });
+  const client = patient(url, { loop: name, fallback: null });
   const decision = await client.rank({ actions: MENU });
   decision.reward({ click: 1 });
   client.reward(decision.eventId, { purchase: 50 });
-  assert.ok(await client.flush(60_000));
+  assert.ok(await client.flush(LIMIT));
   assert.deepEqual(client.rewards(), { queued: 0, sent: 2, refused: 0, dropped: 0 });
   await Promise.all([admin.close(), client.close()]);
 });
 
 test("settings, catalogue, export and the rest", async () => {
-  const client = new Client(url, { loop: `admin-${newEventId()}`, deadline: 60_000, fallback: null });
+  const client = patient(url, { loop: `admin-${newEventId()}`, fallback: null });
   const name = `admin-${newEventId()}`;
   assert.equal((await client.createLoop(name, { epsilon: 0.3 })).epsilon, 0.3);
-  const shop = new Client(url, { loop: name, deadline: 60_000, fallback: null });
+  const shop = patient(url, { loop: name, fallback: null });
   assert.equal((await shop.changeSettings({ wait_time: 5 })).epsilon, 0.3);
   assert.deepEqual([(await shop.settings()).wait_time, (await shop.replaceSettings({})).epsilon], [5, 0.1]);
   await shop.putActions({ ...MENU, old: {} });
   await shop.putActions({}, { retire: ["old"] });
   assert.deepEqual(await shop.actions(), MENU);
   for (let k = 0; k < 12; k++) (await shop.rank({ user: `${name}-${k}`, actions: ["tea", "juice"] })).reward(k % 2);
-  assert.ok(await shop.flush(60_000));
+  assert.ok(await shop.flush(LIMIT));
   const events = [];
   for await (const event of shop.events({ pageSize: 5 })) events.push(event);
   assert.equal(events.length, 12);
@@ -257,7 +261,7 @@ test("a wrong key, a missing loop, a proxy and a redirect lose no reward, and ar
     assert.equal(warned.callCount(), began + 1);
     const bodies = [];
     fetch = async (path, { body }) => (bodies.push([path.split("/").at(-2), JSON.parse(body).value]), new Response(null, { status: 204 }));
-    assert.ok(await client.flush(60_000));
+    assert.ok(await client.flush(LIMIT));
     assert.deepEqual(bodies, ["e0", "e1", "e2", "e3", "e4"].map((event) => [event, 1]));
     set.mock.restore();
     await client.close();
@@ -304,7 +308,7 @@ test("a reward by the id of a fallback is not sent", async (context) => {
 });
 
 test("actions come in four forms, keep their order, and ids come back as they were given", async () => {
-  const client = new Client(url, { loop: await fresh(), deadline: 60_000, fallback: null });
+  const client = patient(url, { loop: await fresh(), fallback: null });
   const listed = [{ id: "tea", features: { hot: true } }, { id: "juice", features: { hot: false } }, { id: "milk" }];
   await client.putActions(listed);
   assert.deepEqual(await client.actions(), MENU);
@@ -387,7 +391,7 @@ test("each kind of trouble is said once on the console, and an observer sees eve
 });
 
 async function fresh() {
-  const name = `loop-${newEventId()}`, client = new Client(url, { deadline: 60_000 });
+  const name = `loop-${newEventId()}`, client = patient(url);
   await client.createLoop(name);
   await client.close();
   return name;

@@ -5,10 +5,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from waiting import LIMIT
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[3] / "tools" / "faults")]
-
-SOON = 120  # seconds after which nothing is waited for any more
 
 
 @pytest.fixture(scope="session")
@@ -35,7 +34,7 @@ def _player(runner, store, database=None):
     async def run(scenario):
         service = Service(store, database)
         try:
-            async with asyncio.timeout(SOON):
+            async with asyncio.timeout(LIMIT):
                 await scenario(service)
         finally:
             await service.clear()

@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import NamedTuple
 
+from waiting import LIMIT
+
 ACTIONS = [{"id": name, "features": {"kind": name, "size": len(name)}} for name in ("tea", "coffee", "water", "juice")]
 CATALOGUE = ("milk", "cocoa", "soda")  # actions that are named by id
 EARLIEST, SUMS = "default", "sums"  # two loops: one learns from the first reward of an event, one from their sum
-PATIENCE = 90.0  # seconds that a request may take, repeats included
 
 LOST = "connection lost"
 
@@ -100,7 +101,7 @@ class Connection:
 
     async def insist(self, method, path, body=None, kind="change"):
         """Return the answer to a request that is made again until it is acknowledged as a whole."""
-        self.insisting, deadline = True, time.monotonic() + PATIENCE
+        self.insisting, deadline = True, time.monotonic() + LIMIT
         try:
             while True:
                 failure = LOST
@@ -114,7 +115,7 @@ class Connection:
                     pass  # a dead service's port may still be believed in
                 self.n_failed, self.n_lost = self.n_failed + 1, self.n_lost + (failure == LOST)
                 self._whereabouts.failures[self._whereabouts.phase, kind, failure] += 1
-                assert time.monotonic() < deadline, f"{method} {path} was refused for {PATIENCE} s: {failure}"
+                assert time.monotonic() < deadline, f"{method} {path} was refused for {LIMIT} s: {failure}"
                 await asyncio.sleep(0.005 if failure == LOST else 0.02)
         finally:
             self.insisting, self.n_insisted = False, self.n_insisted + 1

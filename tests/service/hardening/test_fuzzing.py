@@ -6,6 +6,7 @@ import httpx
 from fuzzing import fuzz
 from grammar import Grammar
 from live import run_service
+from waiting import LIMIT
 
 from service.app import declared_routes
 from service.http.request import Limits
@@ -18,7 +19,7 @@ def test_drawn_requests_are_answered():
 
 def test_no_route_fails_for_a_loop_that_is_not_there(tmp_path):
     values = {"loop": "nowhere", "version": "v1.0"}
-    with run_service(tmp_path) as live, httpx.Client(base_url=live.url, trust_env=False, timeout=30) as client:
+    with run_service(tmp_path) as live, httpx.Client(base_url=live.url, trust_env=False, timeout=LIMIT) as client:
         for route in declared_routes(None, None, Limits()):
             if "{loop}" in route.path:
                 path = re.sub(r"\{(\w+)\}", lambda match: values.get(match[1], "x"), route.path)

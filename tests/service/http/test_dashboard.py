@@ -1,6 +1,5 @@
 """The dashboard in a real browser: every page, both themes, a phone's width, hostile ids, keys of each role."""
 
-import shutil
 from importlib.metadata import version
 from pathlib import Path
 from urllib.parse import quote
@@ -9,15 +8,15 @@ import httpx
 import numpy as np
 import pytest
 from live import run_service
+from needs import CHROMIUM, needs_chromium
+from playwright.sync_api import expect, sync_playwright
 from typer.testing import CliRunner
+from waiting import LIMIT
 
 from service.cli import app
 from service.demo import Demo
 
-playwright = pytest.importorskip("playwright.sync_api", reason="the package playwright is not installed")
-CHROMIUM = shutil.which("chromium")
-if CHROMIUM is None:
-    pytest.skip("chromium is not installed: apt-get install chromium", allow_module_level=True)
+pytestmark = needs_chromium
 
 HOSTILE = "<img src=x onerror=window.pwned=1>"
 QUOTES = "\"'><script>window.pwned=1</script>"
@@ -61,8 +60,9 @@ def live(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def browser():
-    with playwright.sync_playwright() as driver:
+    with sync_playwright() as driver:
         launched = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-dev-shm-usage"])
+        expect.set_options(timeout=1_000 * LIMIT)
         yield launched
         launched.close()
 
@@ -79,6 +79,7 @@ def opened(browser):
         context = browser.new_context(color_scheme=theme, viewport=size)
         contexts.append(context)
         page = context.new_page()
+        page.set_default_timeout(1_000 * LIMIT)
         page.on("pageerror", lambda error: wrong.append(str(error)))
         page.on(
             "console",
@@ -98,7 +99,7 @@ def opened(browser):
 def show(page, url, title, path):
     page.goto(f"{url}/{path}")
     page.get_by_role("heading", level=1, name=title, exact=True).wait_for()
-    playwright.expect(page.locator("#status")).not_to_have_text("Loading…", timeout=30_000)
+    expect(page.locator("#status")).not_to_have_text("Loading…")
 
 
 @pytest.mark.parametrize(("theme", "size"), [("light", DESK), ("dark", PHONE)])
@@ -228,7 +229,7 @@ def test_a_renewed_page_keeps_the_focus_and_recovers_from_an_outage(live, opened
     page.unroute("**/v1/status")
     with page.expect_response("**/v1/status"):
         page.clock.fast_forward(6_000)
-    playwright.expect(page.locator("#status")).to_have_text("", timeout=30_000)  # the page's policy forbids eval
+    expect(page.locator("#status")).to_have_text("")  # the page's policy forbids eval
     assert page.evaluate("document.activeElement.textContent") == "default"
 
 
@@ -293,7 +294,7 @@ def test_an_admin_makes_a_loop_changes_its_settings_and_catalogue_and_starts_a_c
         page.get_by_label("Name", exact=True).fill("shop")
         page.get_by_role("button", name="Create").click()
         page.get_by_role("heading", name="Settings of shop").wait_for()
-        playwright.expect(page.get_by_label("model", exact=True)).to_be_disabled()
+        expect(page.get_by_label("model", exact=True)).to_be_disabled()
         page.get_by_label("policy", exact=True).select_option(label="squarecb")
         page.get_by_label("wait_time").fill("60")
         page.get_by_role("button", name="Save").click()
@@ -433,7 +434,7 @@ def test_a_reader_of_the_demo_sees_the_front_page_follow(tmp_path, opened):
                 page.get_by_role("button", name=button).first.click()
             page.get_by_text("1 article read").wait_for()
         page.locator("#compared li").first.wait_for()
-        playwright.expect(page.locator("#lift")).not_to_have_text("…", timeout=30_000)
+        expect(page.locator("#lift")).not_to_have_text("…")
         assert page.locator("#front li").count() == page.locator("#compared li").count() == 10
         assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
         live.settle("demo")

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import msgspec
 import numpy as np
 import pytest
+from waiting import LIMIT
 
 from service.http.request import Limits
 
@@ -280,7 +281,7 @@ class Held:
 
     def wait_for(self, n):
         with self._changed:
-            assert self._changed.wait_for(lambda: sum(len(groups) for groups, _ in self._waiting) >= n, timeout=60)
+            assert self._changed.wait_for(lambda: sum(len(groups) for groups, _ in self._waiting) >= n, timeout=LIMIT)
 
     def let_go(self):
         for groups, futures in self._waiting:

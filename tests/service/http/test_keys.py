@@ -5,6 +5,7 @@ import threading
 
 import pytest
 from typer.testing import CliRunner
+from waiting import LIMIT
 
 from service.cli import app
 from service.errors import ApiError
@@ -230,7 +231,7 @@ def test_keys_of_a_remote_store_are_fetched_until_they_are_known_and_nobody_is_l
             remote.identify(authorization)
         assert (raised.value.status, raised.value.code) == (503, "keys_unavailable")
     for _ in range(2):
-        assert store.reads.acquire(timeout=30)
+        assert store.reads.acquire(timeout=LIMIT)
     store.away = False
     with remote._looking:  # until it has found them, without another request
         pass

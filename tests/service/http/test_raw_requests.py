@@ -5,6 +5,7 @@ import resource
 import socket
 
 import pytest
+from waiting import LIMIT
 
 from service.http.protocol import HEAD_BYTES, MOST_PIPELINED, SLICE_BYTES, CountingTransport
 from service.http.request import Limits
@@ -24,7 +25,7 @@ def rank(*headers, body=BODY, path=b"/v1/rank"):
 def exchange(live, *parts):
     """Return the replies to what is sent, as (status, body)."""
     with socket.create_connection(live.address) as connection:
-        connection.settimeout(30)
+        connection.settimeout(LIMIT)
         for part in parts:
             connection.sendall(part)
         received = b""
@@ -84,7 +85,7 @@ def test_no_more_than_a_few_requests_of_a_connection_are_in_memory(live):
     connections = [socket.create_connection(live.address) for _ in range(20)]
     try:
         for connection in connections:
-            connection.settimeout(30)
+            connection.settimeout(LIMIT)
             connection.sendall(PAGE * 14_000)
         with live.client() as client:
             for _ in range(20):
@@ -181,7 +182,7 @@ def test_a_refusal_is_the_same_however_often_the_actions_were_seen(live):
 @pytest.mark.parametrize(("headers", "closes"), [((), False), ((b"connection: close",), True)])
 def test_a_reply_that_is_written_at_once_has_all_headers(live, headers, closes):
     with socket.create_connection(live.address) as connection:
-        connection.settimeout(30)
+        connection.settimeout(LIMIT)
         connection.sendall(rank(b"x-request-id: mine", *headers))
         head, _, body = connection.recv(1 << 16).partition(b"\r\n\r\n")
         first, *lines = head.split(b"\r\n")

@@ -17,6 +17,7 @@ from schemathesis.specs.openapi.checks import (
     response_schema_conformance,
     status_code_conformance,
 )
+from waiting import LIMIT
 
 from service.app import declared_routes
 from service.errors import ApiError
@@ -114,7 +115,7 @@ def statuses(operation, session, mode, n):
     def answers(case):
         if mode is RIGHT and "{loop}" in operation.path:
             case.path_parameters["loop"] = "phones" if "/federated/" in operation.path else "default"
-        seen.add(case.call_and_validate(session=session, checks=CHECKS, timeout=60).status_code)
+        seen.add(case.call_and_validate(session=session, checks=CHECKS, timeout=LIMIT).status_code)
 
     answers()
     return seen

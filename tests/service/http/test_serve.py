@@ -11,6 +11,7 @@ import httpx
 import numba
 import pytest
 from serving import serving
+from waiting import LIMIT
 
 from service.http.hosts import check_exposure, is_loopback
 from service.http.keys import Keys
@@ -52,9 +53,9 @@ def test_it_says_where_to_look_and_a_sigterm_under_load_ends_it_with_nothing_los
         load = threading.Thread(target=keep_asking, args=(client, acknowledged, busy))
         load.start()
         assert "without API keys: open to all" in service.said[-2]
-        assert busy.wait(60)
+        assert busy.wait(LIMIT)
         service.process.send_signal(signal.SIGTERM)
-        assert service.process.wait(60) == 0
+        assert service.process.wait(LIMIT) == 0
         load.join()
     lines = (tmp_path / "stderr").read_text().splitlines()
     assert [line.split(maxsplit=3)[1:3] for line in lines] == [["INFO", "supervisor"]] * 2
@@ -80,7 +81,7 @@ def test_while_it_starts_the_service_is_alive_but_not_ready(tmp_path):
     with (
         bind("127.0.0.1", 0) as sock,
         serve_starting(Config(store=Store(tmp_path / "s.db")), sock, new_progress()),
-        httpx.Client(base_url=f"http://{shown(sock)}", trust_env=False, timeout=30) as client,
+        httpx.Client(base_url=f"http://{shown(sock)}", trust_env=False, timeout=LIMIT) as client,
     ):
         assert client.get("/healthz").json() == {"status": "ok"}
         for reply in (client.get("/readyz"), client.post("/v1/rank", json=RANK)):
@@ -136,7 +137,7 @@ def test_a_tls_handshake_that_is_never_finished_is_closed(start, tls):
         start(tls=tls, limits=Limits(request_seconds=0.5)) as live,
         socket.create_connection(live.address) as connection,
     ):
-        connection.settimeout(20)
+        connection.settimeout(LIMIT)
         connection.sendall(b"\x16\x03\x01")
         with contextlib.suppress(ConnectionError):
             assert connection.recv(100) == b""

@@ -6,6 +6,7 @@ import socket
 import time
 
 import pytest
+from waiting import LIMIT
 
 from service.http.protocol import HEAD_BYTES
 from service.http.request import Limits
@@ -39,7 +40,7 @@ def parsed(received):
 
 def connected(live):
     connection = socket.create_connection(live.address)
-    connection.settimeout(60)
+    connection.settimeout(LIMIT)
     return connection
 
 

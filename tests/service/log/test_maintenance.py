@@ -13,6 +13,7 @@ import pytest
 from machine import Engine, running
 from stores import digests, play, records
 from typer.testing import CliRunner
+from waiting import LIMIT
 
 from fedres.lease import Lease
 from service.cli import app
@@ -239,7 +240,7 @@ def truncated(store, heads):
 def wait_for_more(progress, done, n, player, *_):
     """Wait, between two steps of a backup, until more was stored."""
     with progress:
-        progress.wait_for(lambda: len(done) > n or not player.is_alive(), 30)
+        progress.wait_for(lambda: len(done) > n or not player.is_alive(), LIMIT)
 
 
 def test_a_backup_under_load_has_the_models_that_were_true_at_its_position(tmp_path, monkeypatch):

@@ -12,8 +12,8 @@ from contextlib import closing, contextmanager, suppress
 
 import msgspec
 import pytest
+from waiting import LIMIT, until_async
 from writers import (
-    SOON,
     HeldLog,
     arrived,
     connected,
@@ -94,7 +94,7 @@ async def test_a_client_that_sends_nonsense_is_cut_off_and_nobody_else(writer, d
             raw.sendall(framed(Ping(7)))
             assert replies(raw, 1) == [Done(7, [])]
             raw.sendall(data)
-            raw.settimeout(SOON)
+            raw.settimeout(LIMIT)
             assert raw.recv(1) == b""
         assert await outcomes(client.append([[rank("a")]])) == [1]
 
@@ -113,7 +113,7 @@ async def test_a_client_that_does_not_read_is_dropped_and_others_are_answered(wr
     async with connected(writer) as [client]:
         with closing(socket.socket(socket.AF_UNIX)) as raw:
             raw.connect(str(writer.path))
-            raw.settimeout(SOON)
+            raw.settimeout(LIMIT)
             pings = b"".join(bytes(framed(Ping(2**32 + k))) for k in range(20_000))
             with pytest.raises((BrokenPipeError, ConnectionResetError)):
                 raw.sendall(pings * 100)
@@ -175,18 +175,12 @@ async def test_who_waits_for_a_writer_that_goes_is_told_and_finds_the_next_one(w
             learner.append([[rank("d")]])
         assert raised.value.code == "gone"
         writer.start()
-        await asyncio.wait_for(client.connect(), SOON)
+        await asyncio.wait_for(client.connect(), LIMIT)
         [again] = await outcomes(client.append([[rank("first")]]))
         assert (type(again), again.position) == (Duplicate, 2)  # it had been stored, though nobody was told
         [after] = await outcomes(client.append([[rank("e")]]))
         assert learner.append([[rank("f")]]) == [after + 1]
         learner.close()
-
-
-async def until(condition):
-    async with asyncio.timeout(SOON):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 async def test_who_waits_for_a_silent_writer_is_told_and_nobody_has_to_wait_again_until_it_answers(writer, monkeypatch):
@@ -202,7 +196,7 @@ async def test_who_waits_for_a_silent_writer_is_told_and_nobody_has_to_wait_agai
         assert raised.value.code == "timeout"
         assert "has not answered" in client.trouble
         writer.log.go.set()
-        await until(lambda: client.trouble is None)
+        await until_async(lambda: client.trouble is None)
         [again] = await outcomes(client.append([[rank("first")]]))
         assert isinstance(again, Duplicate)
 
@@ -211,7 +205,7 @@ async def test_a_ranker_ends_although_the_writer_is_silent(writer, monkeypatch):
     async with connected(writer) as [client]:
         first = await held_up(writer, client)
         monkeypatch.setattr(client_module, "DEADLINE_SECONDS", 0.05)
-        await asyncio.wait_for(client.close(), SOON)
+        await asyncio.wait_for(client.close(), LIMIT)
         assert [error.code for error in await outcomes([first])] == ["timeout"]
         writer.log.go.set()
 
@@ -224,7 +218,7 @@ async def test_a_store_that_took_nothing_is_tried_until_it_does(tmp_path, monkey
             with locked(writer.file):
                 await outcomes(client.append([[rank("b")]]))
                 assert "takes nothing" in client.trouble
-            await until(lambda: client.trouble is None)
+            await until_async(lambda: client.trouble is None)
     assert stored(writer.file) == ["a"]
 
 
@@ -235,8 +229,8 @@ async def test_a_store_that_nobody_writes_to_is_tried_too(tmp_path, monkeypatch)
         async with connected(writer) as [client]:
             await ping(client)
             with locked(writer.file):
-                await until(lambda: client.trouble is not None)
-            await until(lambda: client.trouble is None)
+                await until_async(lambda: client.trouble is not None)
+            await until_async(lambda: client.trouble is None)
 
 
 # processes
@@ -281,7 +275,7 @@ def writer_process(file, path):
 
 async def fill_until_killed(path, pid, n, positions):
     client = WriterClient(path)
-    await asyncio.wait_for(client.connect(), SOON)
+    await asyncio.wait_for(client.connect(), LIMIT)
 
     async def fill(name):
         for k in range(10**6):

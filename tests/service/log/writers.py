@@ -6,14 +6,14 @@ import sqlite3
 import threading
 from contextlib import asynccontextmanager, closing, contextmanager
 
+from waiting import LIMIT, until_async
+
 from service.log.client import Frames, Ping, WriterClient, framed, read_reply
 from service.log.protocol import NO_EPOCHS
 from service.log.records import Record
 from service.log.sqlite import SqliteLog
 from service.log.sqlite_schema import sqlite_file
 from service.log.writer import Writer
-
-SOON = 30  # seconds after which an answer is not waited for any more
 
 
 def rank(event, body=b"{}", user=None, loop="shop"):
@@ -40,7 +40,7 @@ class HeldLog(SqliteLog):
     def append(self, groups, epochs=NO_EPOCHS):
         if groups:
             self.started.set()
-            assert self.go.wait(SOON)
+            assert self.go.wait(LIMIT)
             self.batches.append([record.event for group in groups for record in group])
         return super().append(groups, epochs)
 
@@ -67,7 +67,7 @@ class RunningWriter:
 
     def stop(self):
         self._wake.shutdown(socket.SHUT_WR)
-        self._thread.join(SOON)
+        self._thread.join(LIMIT)
         assert not self._thread.is_alive()
         self._wake.close()
 
@@ -99,7 +99,7 @@ def running_writer(folder, **options):
 async def connected(writer, n_clients=1):
     """Lend connections of rankers."""
     clients = [WriterClient(writer.path) for _ in range(n_clients)]
-    await asyncio.wait_for(asyncio.gather(*(client.connect() for client in clients)), SOON)
+    await asyncio.wait_for(asyncio.gather(*(client.connect() for client in clients)), LIMIT)
     try:
         yield clients
     finally:
@@ -107,7 +107,7 @@ async def connected(writer, n_clients=1):
 
 
 async def outcomes(futures):
-    return await asyncio.wait_for(asyncio.gather(*futures, return_exceptions=True), SOON)
+    return await asyncio.wait_for(asyncio.gather(*futures, return_exceptions=True), LIMIT)
 
 
 async def ping(client):
@@ -124,15 +124,13 @@ async def held_up(writer, client):
     writer.log.hold()
     [first] = client.append([[rank("first")]])
     await asyncio.sleep(0)  # it is sent at the end of this turn
-    assert await asyncio.to_thread(writer.log.started.wait, SOON)
+    assert await asyncio.to_thread(writer.log.started.wait, LIMIT)
     return first
 
 
 async def arrived(*clients):
     """Wait until all that was appended before has been given to the sockets."""
-    async with asyncio.timeout(SOON):
-        while any(client._transport.get_write_buffer_size() for client in clients):
-            await asyncio.sleep(0)
+    await until_async(lambda: not any(client._transport.get_write_buffer_size() for client in clients))
 
 
 @contextmanager
@@ -145,7 +143,7 @@ def locked(file):
 
 def replies(raw, n):
     """Return ``n`` replies."""
-    raw.settimeout(SOON)
+    raw.settimeout(LIMIT)
     frames, answers = Frames(), []
     while len(answers) < n:
         data = raw.recv(1 << 16)

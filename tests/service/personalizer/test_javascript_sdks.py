@@ -1,41 +1,33 @@
 """Microsoft's own JavaScript SDKs against a running service. Node and npm are needed for this test alone."""
 
 import json
-import os
-import shutil
 import subprocess
-import tempfile
 from pathlib import Path
 
 import pytest
+from needs import needs_node, npm_folder
+from waiting import LIMIT
 
-PACKAGES = ("@azure/cognitiveservices-personalizer@2.0.1", "@azure-rest/ai-personalizer@1.0.0-beta.1")
+PACKAGES = (
+    "@azure/cognitiveservices-personalizer@2.0.1",
+    "@azure-rest/ai-personalizer@1.0.0-beta.1",
+    "@azure/core-auth",
+)
 SCRIPT = Path(__file__).with_name("sdks.mjs")
-CACHE = Path(tempfile.gettempdir()) / f"fedres-javascript-sdks-{os.getuid()}"  # installed once, not in the repository
 
 
 @pytest.fixture(scope="module")
 def packages():
     """Return a folder with the SDKs."""
-    node, npm = shutil.which("node"), shutil.which("npm")
-    if node is None or npm is None:
-        pytest.skip("the JavaScript SDKs need node and npm, which are not installed")
-    done = CACHE / "installed"
-    if not done.exists():
-        CACHE.mkdir(mode=0o700, exist_ok=True)
-        command = [npm, "install", "--prefix", str(CACHE), "--no-audit", "--no-fund", *PACKAGES, "@azure/core-auth"]
-        ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
-        if ended.returncode:
-            pytest.skip(f"npm could not install the JavaScript SDKs: {ended.stderr[-300:]}")
-        done.touch()
-    return CACHE
+    return npm_folder("javascript-sdks", *PACKAGES)
 
 
+@needs_node
 def test_both_sdks_run_unchanged(live, packages, azure_loop):
     loop = azure_loop
     key = live.keys.add("admin", loop.removeprefix("/loops/"))
     command = ["node", str(SCRIPT), live.url, f"{live.url}{loop}", key]
-    ended = subprocess.run(command, cwd=packages, capture_output=True, text=True, check=False, timeout=120)
+    ended = subprocess.run(command, cwd=packages, capture_output=True, text=True, check=False, timeout=LIMIT)
     assert ended.returncode == 0, ended.stderr
     seen = json.loads(ended.stdout.splitlines()[-1])
     assert live.run(live.engine.view, loop.removeprefix("/loops/")).statistics.ranks >= 4

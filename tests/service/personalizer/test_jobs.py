@@ -2,10 +2,10 @@
 
 import contextlib
 import random
-import time
 
 import httpx
 import pytest
+from waiting import until
 
 from service.learn.pruning import last_before
 from service.log.opening import Store, open_log
@@ -42,13 +42,13 @@ def played(http, live):
 
 def finished(http, live, path):
     """Return a job once its task is over."""
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        body = http.get(path).json()
-        if body["status"] not in ("pending", "Running"):
-            return body
+
+    def job_if_over():
         live.settle("played")
-    raise AssertionError(body)
+        job = http.get(path).json()
+        return job if job["status"] not in ("pending", "Running") else None
+
+    return until(job_if_over, "the end of the job")
 
 
 def refused(reply, code, status=400):

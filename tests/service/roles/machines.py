@@ -8,7 +8,7 @@ import threading
 import time
 
 import httpx
-from serving import DEADLINE, until
+from waiting import LIMIT, until
 
 from service.learn.learner import replay
 from service.log.postgres import PostgresLog
@@ -57,7 +57,7 @@ class Load:
             thread.join()
 
     def _run(self, rng, name):
-        with httpx.Client(headers=self.headers, trust_env=False, timeout=30.0) as http:
+        with httpx.Client(headers=self.headers, trust_env=False, timeout=LIMIT) as http:
             for k in itertools.count():
                 if self._stopping.is_set():
                     return
@@ -77,7 +77,7 @@ class Load:
         self.ledger.rewards[event] = (loop, value)
 
     def _repeat(self, http, rng, path, body):
-        deadline = time.monotonic() + DEADLINE
+        deadline = time.monotonic() + LIMIT
         while time.monotonic() < deadline:
             machine = rng.choice(self.machines)
             try:

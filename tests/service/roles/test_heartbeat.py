@@ -5,7 +5,8 @@ import signal
 import sys
 
 import pytest
-from serving import serving, until
+from serving import serving
+from waiting import until
 
 from service.roles.supervisor import Child, Supervisor
 

@@ -7,7 +7,8 @@ import sys
 from contextlib import contextmanager
 
 import pytest
-from serving import DEADLINE, has_ended, serving, until
+from serving import has_ended, serving
+from waiting import LIMIT, until
 
 IMPATIENT = """
 from service.log import client
@@ -78,5 +79,5 @@ def test_a_signal_ends_the_service_although_its_writer_is_stopped(tmp_path):
         pids = [process["pid"] for process in service.processes().values()]
         os.kill(service.pid("log"), signal.SIGSTOP)
         service.process.send_signal(signal.SIGTERM)
-        service.process.wait(DEADLINE)
+        service.process.wait(LIMIT)
         until(lambda: all(map(has_ended, pids)))

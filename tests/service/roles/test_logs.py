@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 from locking import write_lock
-from serving import IMPATIENT, serving, until
+from serving import IMPATIENT, serving
+from waiting import LIMIT, until
 
 TEXT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z (DEBUG|INFO|WARNING|ERROR) [a-z]+(-\d+)? \S.*")
 RANK = {"actions": [{"id": "tea", "features": {"hot": True}}]}
@@ -43,7 +44,7 @@ def test_lines_can_be_json_and_then_everything_is(tmp_path):
         assert reply.status_code == 200
         assert service.ask("/v1/users/berta/events").status_code == 200
         service.process.send_signal(signal.SIGTERM)
-        assert service.process.wait(120) == 0
+        assert service.process.wait(LIMIT) == 0
         assert service.process.stdout.read() == ""
     logged = [json.loads(line) for line in lines(tmp_path)]
     assert all({"time", "level", "role", "pid", "logger", "message"} <= one.keys() for one in logged)

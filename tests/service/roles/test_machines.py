@@ -12,7 +12,8 @@ import time
 import pytest
 from machines import ACTIONS, Ledger, Load, digests, judge
 from proxies import StallingProxy
-from serving import MachineProcess, running, until
+from serving import MachineProcess, running
+from waiting import until
 
 from service.http.keys import Keys, KeyTable
 from service.log.postgres import PostgresLog

@@ -1,7 +1,8 @@
 """Other users of the machine can neither read a store nor lock it; a lock that is held all the same is told."""
 
 from locking import write_lock
-from serving import IMPATIENT, serving, until
+from serving import IMPATIENT, serving
+from waiting import until
 
 RANK = {"actions": [{"id": "tea", "features": {"hot": True}}]}
 

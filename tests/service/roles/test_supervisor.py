@@ -11,7 +11,8 @@ import threading
 import httpx
 import pytest
 from forked import FEDRES, run
-from serving import has_ended, listening_port, owner, serving, until
+from serving import has_ended, listening_port, owner, serving
+from waiting import LIMIT, until
 
 RANK = {"actions": [{"id": "a", "features": {"x": 1}}, {"id": "b", "features": {"x": 2}}]}
 TIMES = ("uptime_seconds", "staleness_seconds", "disk_free_bytes")
@@ -172,7 +173,7 @@ def test_who_waits_for_a_log_writer_that_is_killed_is_told_and_the_same_request_
     head = b"POST /v1/rank HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\n"
     writer = service.pid("log")
     with socket.create_connection(httpx.URL(service.url).netloc.decode().split(":")) as connection:
-        connection.settimeout(60)
+        connection.settimeout(LIMIT)
         ranker = until(lambda: owner(pinned, connection.getsockname()[1]))
         os.kill(writer, signal.SIGSTOP)
         connection.sendall(head + b"content-length: %d\r\n\r\n" % len(body) + body)
@@ -243,7 +244,7 @@ def test_a_signal_ends_all_and_leaves_neither_sockets_nor_shared_memory(tmp_path
         pids, run = {one["pid"] for one in service.processes().values()}, service.run_folder()
         assert run.exists()
         service.process.send_signal(number)
-        assert service.process.wait(120) == 0
+        assert service.process.wait(LIMIT) == 0
         assert all(map(has_ended, pids))
         assert not run.exists()
     names = {path.name.removeprefix("store.db") for path in tmp_path.iterdir()}
@@ -300,7 +301,7 @@ def test_a_signal_while_it_starts_leaves_nothing_behind(starting, tmp_path):
     until((tmp_path / "store.db-run").exists)
     run = until(lambda: (tmp_path / "store.db-run").read_text() and service.run_folder())
     service.process.send_signal(signal.SIGTERM)
-    assert service.process.wait(120) == 0
+    assert service.process.wait(LIMIT) == 0
     assert not run.exists()
     assert not (tmp_path / "store.db-run").exists()
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from forked import run
 from machine import Clock, running
+from waiting import until
 
 from fedres.lease import Lease
 from service.models.published import COMPILING
@@ -131,8 +132,7 @@ def test_a_process_beside_ends_with_its_service_and_holds_none_of_its_files(tmp_
     lease = Lease(tmp_path / "store.db")
     lease.acquire()
     with in_process(time.sleep, 1_000) as pid:
-        while len(os.listdir(f"/proc/{pid}/fd")) > 3:  # it has just begun
-            time.sleep(0.01)
+        until(lambda: len(os.listdir(f"/proc/{pid}/fd")) <= 3, "closing inherited files")
         lease.release()
         with Lease(tmp_path / "store.db"):
             os.kill(pid, 0)
