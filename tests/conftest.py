@@ -9,6 +9,7 @@ import shutil
 import ssl
 import sys
 import tempfile
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -23,8 +24,6 @@ HERE = Path(__file__).parent
 OF_SERVICE = [f"service/{name}" for name in ("", "log", "ranking", "roles", "simulation")]
 sys.path[:0] = [str(HERE / folder) for folder in ("bandits", "client", "papers", *OF_SERVICE)]  # what tests import
 sys.path.append(str(HERE.parent))  # for `research`, which is not installed
-
-import needs  # noqa: E402
 
 settings.register_profile("fedres", deadline=None, derandomize=True, max_examples=50)
 settings.load_profile("fedres")
@@ -89,14 +88,16 @@ def shuffle(items, rng):
     items[:] = itertools.chain.from_iterable(rng.sample(list(files.values()), len(files)))
 
 
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # prints behind all other summaries
 def pytest_terminal_summary(terminalreporter):
-    """Name what this machine lacks, and how many tests each missing thing has skipped."""
+    """Name what this machine lacks, and how many tests that has skipped."""
+    yield
     reports = terminalreporter.stats.get("skipped", [])
-    missing = needs.count_missing(report.longrepr[2] for report in reports)
-    if missing:
-        terminalreporter.section("not tested, for lack of")
-        for what, n_tests in missing:
-            terminalreporter.line(f"{n_tests:5} tests: {what}")
+    counts = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in reports)
+    if counts:
+        terminalreporter.section("skipped tests, by reason")
+    for reason, n_tests in counts.most_common():
+        terminalreporter.line(f"{n_tests:5}  {reason}")
 
 
 def pytest_sessionfinish():

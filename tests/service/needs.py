@@ -9,29 +9,22 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections import Counter
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from waiting import LIMIT
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-PREFIX = "needs "
 
 
 def needs(what, where, found):
     """Return a mark that skips tests unless ``what`` was ``found``; ``where`` says how to get it."""
-    return pytest.mark.skipif(not found, reason=f"{PREFIX}{what} ({where})")
+    return pytest.mark.skipif(not found, reason=f"needs {what} ({where})")
 
 
 def needs_program(name, package=None):
     return needs(name, f"apt-get install {package or name}", shutil.which(name))
-
-
-def needs_package(name, extra):
-    return needs(f"the package {name}", f"pip install {extra}", find_spec(name))
 
 
 needs_node = needs_program("node", "nodejs")
@@ -40,13 +33,7 @@ needs_chromium = needs("chromium", "apt-get install chromium", CHROMIUM)
 
 def lacks(what, where):
     """Skip the test that runs, because of what is missing."""
-    pytest.skip(f"{PREFIX}{what} ({where})")
-
-
-def count_missing(reasons):
-    """Return for each missing thing how many tests were skipped for it, the most first."""
-    texts = [reason.removeprefix("Skipped: ") for reason in reasons]
-    return Counter(text.removeprefix(PREFIX) for text in texts if text.startswith(PREFIX)).most_common()
+    pytest.skip(f"needs {what} ({where})")
 
 
 def npm_folder(name, *packages):
@@ -75,7 +62,8 @@ def _alone_in(folder):
 
 def _install(npm, folder, packages):
     """Install packages; return why that failed, None if it did not."""
-    command = [npm, "install", "--prefix", str(folder), "--no-audit", "--no-fund", "--fetch-retries=1", *packages]
+    options = ["--no-audit", "--no-fund", "--fetch-retries=1", "--fetch-retry-mintimeout=1000"]
+    command = [npm, "install", "--prefix", str(folder), *options, *packages]
     try:
         ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIMIT)
     except subprocess.TimeoutExpired:
