@@ -100,7 +100,7 @@ ERRORS: dict[int, dict[str, str]] = {  # status: {code: meaning, and what to do}
         "store_foreign": "The store belongs to another service or architecture.",
         "store_learner": "The learner did not answer a question (models, unmatched rewards): retry.",
         "too_many_connections": "This ranker has no free connection: retry later.",
-        "report_timeout": "A report took more than 120 s: retry later.",
+        "report_timeout": "A report took more than 120 s, or a job an hour, and was ended: retry later.",
         "report_failed": "The process of reports has ended: retry.",
         "out_of_memory": "The process has no memory left: retry.",
         "not_published": "The change is stored, but not published within 15 s; it takes effect later.",

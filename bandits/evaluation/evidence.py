@@ -87,11 +87,14 @@ def _best_stake(z: Array, count: Array, largest: float) -> float:
     from scipy.optimize import brentq
 
     y = z / largest
-
-    def falling(s: float) -> float:
-        return float(count @ (y / (1 - s * y))) * (1 - s)  # the factor takes away the pole at 1
-
     most = 1 - 1e-12
-    if falling(0.0) >= 0 or falling(most) <= 0:
-        return 0.0 if falling(0.0) >= 0 else most / largest
-    return float(brentq(falling, 0.0, most)) / largest
+    if _slope(0.0, y, count) >= 0:
+        return 0.0
+    if _slope(most, y, count) <= 0:
+        return most / largest
+    return float(brentq(_slope, 0.0, most, (y, count))) / largest  # no closure, as in ``intervals.upper_limit``
+
+
+def _slope(s: float, y: Array, count: Array) -> float:
+    """Return −d/ds Σ log(1 − s y), times a factor that takes away the pole at 1."""
+    return float(count @ (y / (1 - s * y))) * (1 - s)

@@ -12,6 +12,7 @@ most counts beside what was seen [F54, KLM20]. So no interval has width 0 where 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -116,18 +117,20 @@ def upper_limit(seen: Terms, possible: Terms, top: float, rule: Rule) -> float:
     if not estimate < top:
         return top
     pairs, count = np.unique(np.array(seen).T.copy().view(complex), return_counts=True)
-    distinct = Terms(pairs.real, pairs.imag)
-
-    def lacking(theta: float) -> float:
-        z = distinct.at(theta)
-        largest = max(float(z.max()), float(possible.at(theta).max()))
-        return min(rule.evidence(z, count, largest), 2 * rule.needed) - rule.needed
-
-    if lacking(top) < 0:
+    # As arguments: SciPy wraps a function in one that refers to itself, so that what a closure held would stay.
+    about = (Terms(pairs.real, pairs.imag), count, possible, rule)
+    if _lacking(top, *about) < 0:
         return top
-    if lacking(estimate) >= 0:  # no term can differ from 0
+    if _lacking(estimate, *about) >= 0:  # no term can differ from 0
         return estimate
-    return float(brentq(lacking, estimate, top, xtol=1e-12 + 1e-9 * abs(top - estimate)))
+    return float(brentq(_lacking, estimate, top, about, xtol=max(1e-9 * (top - estimate), sys.float_info.min)))
+
+
+def _lacking(theta: float, distinct: Terms, count: Array, possible: Terms, rule: Rule) -> float:
+    """Return how much the evidence against θ exceeds what the rule needs."""
+    z = distinct.at(theta)
+    largest = max(float(z.max()), float(possible.at(theta).max()))
+    return min(rule.evidence(z, count, largest), 2 * rule.needed) - rule.needed
 
 
 def student_limit(seen: Terms, top: float, level: float) -> float:

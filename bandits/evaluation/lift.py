@@ -63,8 +63,11 @@ class Lift:
     variance_left: float  # share of the variance that earlier rewards do not explain; 1 without any
 
     def more_users(self, half_width: float) -> int | None:
-        """Return about how many more users it takes until the absolute interval is ± ``half_width``."""
-        if self.absolute is None:
+        """Return about how many more users it takes until the absolute interval is ± ``half_width``.
+
+        None if there is no interval, or a width of 0 is wanted, as where all rewards are equal.
+        """
+        if self.absolute is None or half_width <= 0:
             return None
         now = (self.absolute.high - self.absolute.low) / 2
         return max(0, math.ceil(self.n_users * ((now / half_width) ** 2 - 1)))

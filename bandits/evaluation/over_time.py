@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bandits.evaluation.weights import effective_sample_size
 from fedres.checks import Array
 
 NORMAL = 1.96  # standard errors of a 95% interval
@@ -37,8 +36,13 @@ def snips_by_bucket(bucket: Array, reward: Array, weight: Array, user: Array, n:
         pairs, pair = np.unique(bucket + n * user, return_inverse=True)
         squares = np.bincount(pair, weight * (reward - mean[bucket]), pairs.size) ** 2
         users = np.bincount(pairs % n, minlength=n)
-        error = np.sqrt(users / (users - 1) * np.bincount(pairs % n, squares, n)) / total
+        error = np.sqrt(_correction(users) * np.bincount(pairs % n, squares, n)) / total
     return MeanSeries(events, mean, mean - NORMAL * error, mean + NORMAL * error)
+
+
+def _correction(users: Array) -> Array:
+    """Return n / (n − 1) for numbers of users; one user alone has no error, which is NaN."""
+    return np.where(users > 1, users / (users - 1), np.nan)
 
 
 def snips_so_far(bucket: Array, reward: Array, weight: Array, user: Array, n: int) -> MeanSeries:
@@ -46,16 +50,46 @@ def snips_so_far(bucket: Array, reward: Array, weight: Array, user: Array, n: in
 
     A point is NaN where the effective sample size is small, or weights do not average about 1.
     """
-    points = []
-    for k in range(n):
-        until = bucket <= k
-        w = weight[until]
-        point = snips_by_bucket(np.zeros(w.size, int), reward[until], w, user[until], 1)
-        if effective_sample_size(w) < LEAST_EFFECTIVE or not w.size / 1.5 < w.sum() < 1.5 * w.size:
-            point = MeanSeries(point.events, *np.full((3, 1), np.nan))
-        points.append(point)
-    events, *bands = np.array(points, float).reshape(-1, 4).T
-    return MeanSeries(events.astype(int), *bands)
+    shift = float(reward.mean()) if reward.size else 0.0  # sums of squares around it lose no digits
+    off = reward - shift
+    # The sums of each user in each bucket, ordered by user, then by bucket.
+    pairs, pair = np.unique(user * max(n, 1) + bucket, return_inverse=True)
+    pair_bucket = pairs % max(n, 1)
+    is_first = np.diff(pairs // max(n, 1), prepend=-1) > 0  # of its user
+    weights = np.bincount(pair, weight, pairs.size)
+    rewards = np.bincount(pair, weight * off, pairs.size)
+    weights_before = _before(weights, is_first)
+    rewards_before = _before(rewards, is_first)
+
+    def until(of_pairs: Array) -> Array:
+        """Return the sums up to each bucket."""
+        sums: Array = np.cumsum(np.bincount(pair_bucket, of_pairs, n))
+        return sums
+
+    events = np.cumsum(np.bincount(bucket, minlength=n))
+    users = until(is_first.astype(float))
+    total = until(weights)
+    # Σ over users of their squared sums so far: each pair adds (before + now)² − before².
+    reward_squares = until(rewards * (rewards + 2 * rewards_before))
+    weight_squares = until(weights * (weights + 2 * weights_before))
+    products = until(rewards * weights + rewards * weights_before + weights * rewards_before)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        mean = until(rewards) / total
+        squares = np.maximum(reward_squares - 2 * mean * products + mean**2 * weight_squares, 0.0)
+        error = np.sqrt(_correction(users) * squares) / total
+        effective = total**2 / np.cumsum(np.bincount(bucket, weight**2, n))
+    is_good = (effective >= LEAST_EFFECTIVE) & (events / 1.5 < total) & (total < 1.5 * events)
+    bands = np.array([mean, mean - NORMAL * error, mean + NORMAL * error]) + shift
+    return MeanSeries(events, *np.where(is_good, bands, np.nan))
+
+
+def _before(values: Array, is_first: Array) -> Array:
+    """Return the sum of earlier values of the same user; ``is_first`` marks where a user begins."""
+    before = np.cumsum(values) - values
+    starts = np.flatnonzero(is_first)
+    sizes = np.diff(np.append(starts, values.size))
+    of_others: Array = np.repeat(before[starts], sizes)
+    return np.asarray(before - of_others)
 
 
 class MeanChange(NamedTuple):

@@ -311,7 +311,7 @@ class Admin:
         self, loop: str, created_at: int, after: int, limit: int | None, user: str | None
     ) -> AsyncIterator[bytes]:
         while limit is None or limit > 0:
-            lines, after = await self._context.exports.call(export_lines, loop, created_at, after, limit, user)
+            lines, after = await self._context.exports.call(loop, export_lines, created_at, after, limit, user)
             if not lines:
                 return
             limit = None if limit is None else limit - lines.count(b"\n")

@@ -57,10 +57,13 @@ class RankerContext:
         open_log: Callable[[], Log],
         only: Collection[str] | None = None,
         quotas: Quotas | None = None,
-        new_worker: Callable[[], LogWorker] | None = None,
+        new_worker: Callable[[str], LogWorker] | None = None,
     ) -> None:
-        make = new_worker or (lambda: WorkerThread(self.archive))
-        self.reports, self.exports, self.jobs = make(), make(), make()  # none of them waits for the others
+        make = new_worker or (lambda _: WorkerThread(self.archive))
+        # None of them waits for the others.
+        self.reports = make("reports")
+        self.exports = make("exports")
+        self.jobs = make("jobs")
         self.quotas = quotas or Quotas()
         self.models, self.log, self.learner = models, log, learner
         self.preparer = Preparer()

@@ -65,7 +65,8 @@ async def _serve(config: Config, sock: socket.socket, parent: int, beat: Beat) -
     client = WriterClient(config.log_socket)
     connecting = asyncio.ensure_future(client.connect())
     learner = LearnerClient(config.learner_socket)
-    open_store, new_worker = partial(open_log, config.store), partial(WorkerProcess, config.store)
+    open_store = partial(open_log, config.store)
+    new_worker = partial(WorkerProcess, config.store)
     context = RankerContext(
         PublishedModels(config.run), client, learner, open_store, only=config.loops, new_worker=new_worker
     )

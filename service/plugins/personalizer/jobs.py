@@ -63,15 +63,14 @@ CODES = {
 class Span(NamedTuple):
     """The events of a job."""
 
-    loop: str
     created_at: int
     after: int  # a position
     low: str  # the first moment, and the last
     high: str
 
-    def events(self, worker: Worker) -> Iterator[dict[str, Any]]:
-        """Yield those with a reward."""
-        for event in exporter(worker, self.loop, self.created_at).events(self.loop, self.after, None):
+    def events(self, worker: Worker, loop: str) -> Iterator[dict[str, Any]]:
+        """Yield those of a loop with a reward."""
+        for event in exporter(worker, loop, self.created_at).events(loop, self.after, None):
             if event["reward"] is not None and is_decision(event) and self.low <= event["time"] <= self.high:
                 yield event
 
@@ -84,18 +83,20 @@ class JobResult(msgspec.Struct, omit_defaults=True):
     features: list[dict[str, Any]] = []
 
 
-def has_events(worker: Worker, span: Span) -> bool:
-    return next(span.events(worker), None) is not None
+def has_events(worker: Worker, loop: str, span: Span) -> bool:
+    return next(span.events(worker, loop), None) is not None
 
 
-def rated(worker: Worker, span: Span) -> JobResult:
+def rated(worker: Worker, loop: str, span: Span) -> JobResult:
     """Return the importance of features."""
-    return JobResult(features=feature_scores(span.events(worker)))
+    return JobResult(features=feature_scores(span.events(worker, loop)))
 
 
-def evaluated(worker: Worker, span: Span, online: str, policies: list[PolicyContract], optimise: bool) -> JobResult:
+def evaluated(
+    worker: Worker, loop: str, span: Span, online: str, policies: list[PolicyContract], optimise: bool
+) -> JobResult:
     """Return the policies' values, the best policy (the online one wins ties), and the importance of features."""
-    rows = list(span.events(worker))
+    rows = list(span.events(worker, loop))
     values = evaluate_policies(rows, online, policies, optimise=optimise)
     return JobResult(values, max(values, key=lambda policy: policy.value).name, feature_scores(rows))
 
@@ -183,7 +184,8 @@ class Jobs:
             raise Refusal(code, f"endTime must be later than startTime, got {contract.end_time}", "endTime")
         if name is not None and await self._find(loop, kind, name) is not None:
             raise Refusal(CODES[kind].exists, f"{kind} with id {name} already exists", "id")
-        if not await self._context.jobs.call(has_events, await self._span(loop, start, end), seconds=JOB_SECONDS):
+        span = await self._span(loop, start, end)
+        if not await self._context.jobs.call(loop, has_events, span, seconds=JOB_SECONDS):
             raise Refusal("NoLogsExistInDateRange", "startTime and endTime must have events with rewards between them")
         now = time.time()
         return Job(
@@ -205,7 +207,7 @@ class Jobs:
     async def _finish(self, loop: str, job: Job, work: Callable[..., JobResult], *arguments: Any) -> None:
         span = await self._span(loop, read_time(job.start), read_time(job.end))
         try:
-            result = await self._context.jobs.call(work, span, *arguments, seconds=JOB_SECONDS)
+            result = await self._context.jobs.call(loop, work, span, *arguments, seconds=JOB_SECONDS)
             done = msgspec.structs.replace(job, status=SUCCEEDED, result=result)
         except Exception as error:
             logging.getLogger("fedres.service").warning("%s %s failed", job.kind, job.id, exc_info=error)
@@ -217,7 +219,7 @@ class Jobs:
         created_at = self._context.loop(loop).view.created_at
         after = await retained_after(self._context, loop)
         low, high = (moment.astimezone(UTC).isoformat(timespec="microseconds") for moment in (start, end))
-        return Span(loop, created_at, after, low, high)
+        return Span(created_at, after, low, high)
 
 
 def _read(log: Log, loop: str, kind: str, created_at: int) -> dict[str, Job]:

@@ -75,8 +75,8 @@ class Retrainer:
     async def _train(self, loop: str, days: int, after: int) -> None:
         try:
             view = self._context.loop(loop).view
-            arguments = loop, view.created_at, view.settings, days, after
-            state = await self._context.jobs.call(trained, *arguments, seconds=JOB_SECONDS)
+            arguments = view.created_at, view.settings, days, after
+            state = await self._context.jobs.call(loop, trained, *arguments, seconds=JOB_SECONDS)
             await self._admin.put_model(loop, state)
         except (ApiError, StoreUnavailable) as error:
             logging.getLogger("fedres.service").warning("loop %r could not be trained again: %s", loop, error)

@@ -11,7 +11,7 @@ import numpy as np
 
 from fedres.checks import Array
 from service.plugins.recommend.items import Items
-from service.plugins.reports.reader import LoopReader, read_loop
+from service.plugins.reports.reader import LoopReader, ask_reader
 from service.rank.ranker import RankerContext
 
 DAY = 86_400.0  # seconds
@@ -25,7 +25,7 @@ Earned = dict[str, tuple[int, float]]  # by action: events and the sum of their 
 def earned(reader: LoopReader, seconds: float) -> Earned:
     """Return the rewards of actions in the last seconds, by the newest 50,000 finished events and as much feedback."""
     sums: Earned = {}
-    decided = [(each.time, each.actions[each.chosen], each.reward) for each in reader.finished]
+    decided = [(each.time, each.action, each.reward) for each in reader.finished]
     for when, action, reward in (*decided, *reader.feedback):
         if reward is not None and when > reader.time - 1e6 * seconds:
             n, total = sums.get(action, (0, 0.0))
@@ -84,7 +84,7 @@ class Earnings:
         now, loop = monotonic(), self._context.loop(name).view
         until, created_at, scores = self._cached.get((name, seconds), (0.0, None, Popularity({})))
         if now >= until or created_at != loop.created_at:
-            answer = await self._context.reports.call(read_loop, name, loop.created_at, earned, seconds)
+            answer = await ask_reader(self._context, name, earned, seconds)
             scores = Popularity(msgspec.json.decode(answer, type=Earned))
             self._cached = {key: value for key, value in self._cached.items() if value[0] > now}
             self._cached[name, seconds] = now + FRESH_SECONDS, loop.created_at, scores

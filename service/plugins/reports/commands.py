@@ -64,7 +64,9 @@ def _print(shown: LoopReport) -> None:
     table = Table("policy", "reward per event", "95% interval", "warning")
     for value in shown.values:
         reward = value.reward
-        table.add_row(value.policy, f"{reward.value:.4g}", f"{reward.low:.4g} to {reward.high:.4g}", value.warning)
+        mean = "" if reward is None else f"{reward.value:.4g}"
+        interval = "" if reward is None else f"{reward.low:.4g} to {reward.high:.4g}"
+        table.add_row(value.policy, mean, interval, value.warning)
     if shown.values:
         console().print(table)
     counts = msgspec.structs.asdict(shown.funnel)

@@ -41,6 +41,10 @@ class DeviceLog:
     def __init__(self) -> None:
         self._seen: dict[str, tuple[int, int, int | None]] = {}  # time, uploads, lag; the newest device is last
 
+    @property
+    def n_devices(self) -> int:
+        return len(self._seen)
+
     def take(self, entry: Entry) -> None:
         if entry.user is None:
             return

@@ -88,6 +88,11 @@ class Experiment:
         self.arms = defaultdict[tuple[str, bool], UserSums](UserSums)
         self.before = defaultdict[str, UserSums](UserSums)
 
+    @property
+    def n_users(self) -> int:
+        """Users in all sums, each as often as it is in one."""
+        return sum(len(sums.users) for sums in (*self.arms.values(), *self.before.values()))
+
     def take_settings(self, control: Control, position: int, time: int) -> None:
         if control == self.control and self.position:
             return
@@ -118,8 +123,8 @@ class Experiment:
             baseline=self.control.baseline,
             control=_arm_report(control, measured.control),
             treatment=_arm_report(treatment, measured.treatment),
-            absolute=_bounds(measured.absolute),
-            relative=_bounds(measured.relative),
+            absolute=_bounds_of(measured.absolute),
+            relative=_bounds_of(measured.relative),
             sentence=sentence(measured),
             missing=measured.missing,
             sample_ratio_is_wrong=is_wrong and not self.control.hold,
@@ -133,7 +138,7 @@ class Experiment:
         n_had = control.n_rewarded + treatment.n_rewarded  # one arm may have hardly any, which is what is to be seen
         measured = lift(replace(control, n_rewarded=n_had), replace(treatment, n_rewarded=n_had))
         means = _arm_report(control, measured.control).reward, _arm_report(treatment, measured.treatment).reward
-        return OutcomeLift(name, means[0], means[1], _bounds(measured.absolute), _bounds(measured.relative))
+        return OutcomeLift(name, means[0], means[1], _bounds_of(measured.absolute), _bounds_of(measured.relative))
 
 
 def sentence(measured: Lift) -> str:
@@ -161,5 +166,10 @@ def _arm_report(arm: Arm, mean: float) -> ArmReport:
     return ArmReport(arm.n_users, arm.n_events, mean if arm.n_events else None)
 
 
-def _bounds(interval: Interval | None) -> Bounds | None:
-    return None if interval is None else Bounds(*interval)
+def bounds(value: float, low: float, high: float) -> Bounds | None:
+    """Return an estimate, None where one of its numbers is not finite: JSON has no others."""
+    return Bounds(value, low, high) if math.isfinite(value + low + high) else None
+
+
+def _bounds_of(interval: Interval | None) -> Bounds | None:
+    return None if interval is None else bounds(*interval)

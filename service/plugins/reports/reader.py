@@ -1,16 +1,21 @@
 """Reads the log of a loop for reports incrementally: each request reads only new records.
 
-``LoopReader`` takes records in order and keeps sums and the newest finished events; ``report`` summarizes them.
+``LoopReader`` takes records in order and keeps sums and the newest finished events; ``report`` summarizes them. What it
+keeps is bounded in bytes: of a log with large events it keeps fewer, and reads features again when a report needs them.
 """
 
 from __future__ import annotations
 
+import asyncio
+import math
 import time
+from array import array
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 import msgspec
 import numpy as np
@@ -19,8 +24,10 @@ from bandits.evaluation.over_time import snips_by_bucket, snips_so_far
 from bandits.evaluation.table import number_users
 from fedres.checks import Array
 from service.admin.exporting import NO_FEATURES, settle, time_or_none
-from service.learn.join import Join, Rules, Settled
+from service.errors import ApiError
+from service.learn.join import EVENT_BYTES, Join, Rules, Settled
 from service.learn.loop_state import read_settings_body, rules_of
+from service.log import workers
 from service.log.protocol import Head, Log
 from service.log.records import (
     ACTIONS,
@@ -32,8 +39,9 @@ from service.log.records import (
     RESIDUAL,
     SETTINGS,
     UPDATE,
+    ActionsBody,
     Entry,
-    LoggedRank,
+    LoggedAction,
     decode_actions,
     decode_erased,
     decode_rank,
@@ -42,7 +50,7 @@ from service.log.records import (
 from service.log.writer import is_pruned
 from service.outcomes import Guardrail
 from service.plugins.reports.devices import DeviceList, DeviceLog
-from service.plugins.reports.features import FeatureSample, FeatureSamples
+from service.plugins.reports.features import FeatureSample, FeatureSamples, features_of
 from service.plugins.reports.lift import Experiment, LiftReport, OutcomeLift
 from service.plugins.reports.personalization import TakenAction
 from service.plugins.reports.report import (
@@ -65,11 +73,19 @@ from service.settings import Settings
 from service.times import iso_time
 
 if TYPE_CHECKING:
-    from service.log.workers import Worker
+    from service.rank.ranker import RankerContext
 
-CHUNK = 2_000  # records read at once
+CHUNK = 2_000  # records read at once, at most
+CHUNK_BYTES = 4_000_000  # of bodies read at once, about
+FIRST_CHUNK = 50  # records with bodies, whose size the first ones show
+SLICE_SECONDS = 0.5  # of reading, after which another loop has its turn
 MOST = 50_000  # newest finished events that a report analyzes one by one
-MOST_KEPT = 1_000_000  # events of all loops together, some 1 KB each
+MOST_BYTES = 64_000_000  # of memory for decisions of a loop, finished or pending
+MOST_BYTES_TOGETHER = 256_000_000  # of memory for all loops; those requested least recently are forgotten
+SAMPLED_BYTES = 8_000_000  # of contexts and features that a report analyzes
+RETIRED_BYTES = 8_000_000  # of features of items that are no longer in the catalogue
+USER_BYTES = ITEM_BYTES = 300  # of memory, about, for the sums of a user, an item or a device
+FEEDBACK_BYTES = 200
 DELAYS = (0.1, 0.3, 1, 3, 10, 30, 60, 180, 600, 1800, 3600, 10_800, 43_200, 86_400, 604_800)  # seconds
 COLLAPSED, WATCHED = 0.95, 200  # alarm: this share of so many of the newest decisions took one action
 LOST = 0.05  # alarm: share of rewards that are late or have no event
@@ -81,27 +97,39 @@ class LoopReader:
     A report is computed again after new records, but not before ``rest`` times the duration of the last one.
     """
 
-    def __init__(self, created_at: int, head: Head, rest: float) -> None:
+    def __init__(self, log: Log, loop: str, created_at: int, head: Head, rest: float) -> None:
+        self._log, self._loop = log, loop
         self.created_at, self.position, self.time = created_at, created_at - 1, 0
         self.removed, self.erased = head.removed, 0  # records removed, and the position of the last erasure or pruning
         self.pruned_before = 0  # older events are no longer in the log; microseconds since 1970
+        self.is_behind = True  # there may be more records to read
         self.experiment = Experiment()
         self.funnel, self.delays = Funnel(), [0] * (len(DELAYS) + 1)
-        self.finished: deque[FinishedDecision] = deque(maxlen=MOST)
+        self.decisions = Decisions()
         self.feedback: deque[tuple[int, str, float]] = deque(maxlen=MOST)  # when it happened, action and reward
-        self._pending: dict[str, tuple[FinishedDecision, LoggedRank]] = {}
         self._samples, self._devices, self._pages, self._n_learned = FeatureSamples(), DeviceLog(), PageLog(), 0
-        self._catalogue: dict[str, msgspec.Raw] = {}
+        self._catalogue = CatalogueFeatures()
         self._apprentice: set[str] = set()
         self._join, self._settings, self._newest = Join(), dict[int, Settings](), 0
         self._rest, self._report_until = rest, 0.0
         self._report: LoopReport | None = None
+        self._chunk = FIRST_CHUNK
 
-    def read(self, log: Log, loop: str, last: int) -> None:
-        """Read new records."""
-        while entries := log.read(loop, self.position, CHUNK, bodies=self.position > last - 3 * MOST):
+    def read(self, last: int, seconds: float = math.inf) -> None:
+        """Read new records, for so many seconds at most."""
+        until = time.monotonic() + seconds
+        while True:
+            with_bodies = self.position > last - 3 * MOST
+            limit = self._chunk if with_bodies else CHUNK
+            entries = self._log.read(self._loop, self.position, limit, bodies=with_bodies)
             for entry in entries:
                 self.take(entry)
+            self.is_behind = bool(entries)
+            if with_bodies and entries:
+                mean = sum(len(entry.body) for entry in entries) / len(entries)
+                self._chunk = min(int(CHUNK_BYTES / max(mean, 1.0)) + 1, 2 * self._chunk, CHUNK)
+            if not entries or time.monotonic() >= until:
+                return
 
     def take(self, entry: Entry) -> None:
         """Take the next record."""
@@ -114,7 +142,7 @@ class LoopReader:
             self.erased, self.pruned_before = entry.position, decode_erased(entry.body).before or self.pruned_before
         elif entry.kind == ACTIONS:
             actions = decode_actions(entry.body)
-            self._catalogue.update({action.id: action.features for action in actions.put})
+            self._catalogue.take(actions)
             self._pages.take_catalogue(actions)
         elif entry.kind == RANK:
             self._rank(entry)
@@ -144,35 +172,37 @@ class LoopReader:
     def _rank(self, entry: Entry) -> None:
         assert entry.event is not None
         assert entry.example is not None
-        decision = read_decision(entry.example)
-        if decision.feedback is not None:
+        logged = read_decision(entry.example)
+        if logged.feedback is not None:
             if entry.body:
                 sent = decode_rank(entry.body)
-                self.feedback.append((sent.happened or entry.time, sent.actions[0].id, decision.feedback))
+                self.feedback.append((sent.happened or entry.time, sent.actions[0].id, logged.feedback))
             return
         self.funnel.ranked += 1
-        if decision.agreed is not None:
+        if logged.agreed is not None:
             self._apprentice.add(entry.event)
         if not entry.body:
             return
         body = decode_rank(entry.body)
         excluded = set(body.exclude)
         allowed = [k for k, action in enumerate(body.actions) if action.id not in excluded]
-        decided = FinishedDecision(
+        taken = body.actions[body.action].id
+        decision = FinishedDecision(
             entry.event,
             entry.time,
             entry.user,
-            decision.control,
-            tuple([body.actions[k].id for k in allowed]),
+            logged.control,
+            taken,
             allowed.index(body.action),
-            tuple([body.probabilities[k] for k in allowed]),
-            tuple([body.scores[k] for k in allowed]),
-            decision.settings,
+            array("d", [body.probabilities[k] for k in allowed]),
+            array("d", [body.scores[k] for k in allowed]),
+            logged.settings,
             self._n_learned,
             place=0 if body.page is None else body.page.place,
-            is_new=body.page is not None and self._pages.show(body.actions[body.action].id),
+            is_new=body.page is not None and self._pages.show(taken),
+            position=entry.position,
         )
-        self._pending[entry.event] = decided, body
+        self.decisions.put(decision)
 
     def _settle(self, settled: Settled) -> None:
         event, decided, reward = settled.event, settled.decided, settled.reward
@@ -183,12 +213,9 @@ class LoopReader:
             self.delays[bisect_left(DELAYS, settled.delay / 1e6)] += 1
         settings = self._settings.get(decided.settings) or self._settings[self._newest]
         self._n_learned += reward is not None and (not decided.control or settings.control.learns)
-        pending = self._pending.pop(event, None)
-        if pending is not None:
-            decision, body = pending
-            self.finished.append(decision._replace(reward=reward))
-            if reward is not None:
-                self._samples.add(FeatureSample(decision.user, reward, body))
+        decision = self.decisions.finish(event, reward)
+        if decision is not None and reward is not None:
+            self._samples.add(FeatureSample(decision.position, reward))
         if event in self._apprentice:
             self._apprentice.remove(event)
         elif reward is not None:
@@ -197,13 +224,20 @@ class LoopReader:
             self.experiment.add(user, values, settings.default_reward, decided.settings, decided.control)
 
     @property
-    def n_kept(self) -> int:
-        """The number of events kept one by one."""
-        return len(self.finished) + len(self.feedback) + len(self._pending)
+    def finished(self) -> Sequence[FinishedDecision]:
+        return self.decisions.finished
+
+    @property
+    def n_bytes(self) -> int:
+        """The memory that the reader takes, about."""
+        join = self._join.n_bytes + EVENT_BYTES * (len(self._join.events) - self._join.n_waiting)
+        people = USER_BYTES * (self.experiment.n_users + self._devices.n_devices) + ITEM_BYTES * self._pages.n_items
+        feedback = FEEDBACK_BYTES * len(self.feedback)
+        return self.decisions.n_bytes + join + people + feedback + self._catalogue.n_bytes
 
     def events_of(self, user: str, most: int) -> list[str]:
         """Return a user's newest events, the newest first."""
-        pending = (decision for decision, _ in reversed(self._pending.values()) if decision.user == user)
+        pending = (decision for decision in reversed(self.decisions.pending.values()) if decision.user == user)
         finished = (decision for decision in reversed(self.finished) if decision.user == user)
         newest = sorted([*islice(pending, most), *islice(finished, most)], key=lambda decision: -decision.time)
         return [decision.event_id for decision in newest[:most]]
@@ -211,14 +245,41 @@ class LoopReader:
     def newest_taken(self, most: int) -> list[TakenAction]:
         """Return the actions taken in the newest finished decisions of different users."""
         by_user: dict[str, TakenAction] = {}
-        for user, _, body in reversed(self._samples.newest):
+        for _, taken in self._sampled(self._samples.newest):
+            if taken.user:
+                by_user.setdefault(taken.user, taken)
             if len(by_user) == most:
                 break
-            if user is not None and user not in by_user:
-                action = body.actions[body.action]
-                features = action.features or self._catalogue.get(action.id, NO_FEATURES)
-                by_user[user] = TakenAction(user, body.context, action.id, features)
         return [*by_user.values()]
+
+    def _sampled(self, samples: Sequence[FeatureSample]) -> Iterator[tuple[FeatureSample, TakenAction]]:
+        """Yield the newest samples with their features, up to so many bytes of these."""
+        n_bytes = 0
+        for sample in reversed(samples):
+            for entry in self._log.read(self._loop, sample.position - 1, 1):
+                if entry.position != sample.position:  # it was erased since
+                    continue
+                body = decode_rank(entry.body)
+                action = body.actions[body.action]
+                features = self._catalogue.features(action)
+                n_bytes += len(bytes(body.context)) + len(bytes(features))
+                if n_bytes > SAMPLED_BYTES:
+                    return
+                yield sample, TakenAction(entry.user or "", body.context, action.id, features)
+
+    def _rows(self, samples: Sequence[FeatureSample]) -> list[dict[str, Any]]:
+        """Return rows for ``features_of``, the oldest first."""
+        decode = msgspec.json.decode
+        rows = [
+            {
+                "context": decode(taken.context),
+                "actions": [{"id": taken.action, "features": decode(taken.features)}],
+                "action": taken.action,
+                "reward": sample.reward,
+            }
+            for sample, taken in self._sampled(samples)
+        ]
+        return rows[::-1]
 
     def what_if(self, changes: Sequence[dict[str, Any]]) -> WhatIf:
         """Return estimates for other settings of exploration."""
@@ -248,7 +309,7 @@ class LoopReader:
         user = number_users(decision.user for decision in rewarded)
         control = np.array([decision.control for decision in rewarded], bool)
         evaluable = np.array([decision.is_evaluable for decision in rewarded], bool)
-        weight = np.array([1 / (len(event.actions) * event.probabilities[event.chosen]) for event in rewarded], float)
+        weight = np.array([1 / (event.n_actions * event.probabilities[event.chosen]) for event in rewarded], float)
 
         def mean(of: Array) -> RewardSeries:
             return reward_series(snips_by_bucket(bucket[of], reward[of], np.ones(of.sum()), user[of], n))
@@ -268,7 +329,9 @@ class LoopReader:
             traffic=traffic_of(of_policy, bucket[~control], n),
             funnel=msgspec.structs.replace(self.funnel, waiting=self._join.n_waiting),
             delays=Delays(DELAYS, self.delays),
-            features=self._samples.features(self._catalogue),
+            features=features_of(
+                self._rows(self._samples.newest), self._rows(self._samples.earlier), self._catalogue.by_id
+            ),
             drift=drift,
             devices=self._devices.summary(self.time),
             pages=self._pages.summary(self.finished),
@@ -278,6 +341,8 @@ class LoopReader:
             ),
             alarms=self._alarms(rewarded, lift, drift),
             events_since=time_or_none(self.pruned_before),
+            one_in=self.decisions.one_in,
+            older_left_out=self.decisions.older_left_out,
         )
 
     def lift(self) -> LiftReport:
@@ -294,10 +359,10 @@ class LoopReader:
             alarms.append(Alarm("sample_ratio", "Users are not split as control.share says: do not trust the lift."))
         for guardrail in self._settings[self._newest].guardrails:
             alarms += _guarded(guardrail, [] if lift is None or held else lift.outcomes)
-        choices = [event for event in rewarded[-2 * WATCHED :] if not event.control and len(event.actions) > 1]
+        choices = [event for event in rewarded[-2 * WATCHED :] if not event.control and event.n_actions > 1]
         newest = choices[-WATCHED:]
         if len(newest) == WATCHED:
-            [(action, n)] = Counter(event.actions[event.chosen] for event in newest).most_common(1)
+            [(action, n)] = Counter(event.action for event in newest).most_common(1)
             if n >= COLLAPSED * WATCHED:
                 message = f"{n} of the newest {WATCHED} decisions took the action {action!r}."
                 alarms.append(Alarm("collapsed", f"{message} The policy may have stopped exploring."))
@@ -326,10 +391,123 @@ def _guarded(guardrail: Guardrail, outcomes: Sequence[OutcomeLift]) -> Iterator[
                 yield Alarm("guardrail", f"{name} fell by more than {guardrail.fall:g}: {change}.", revert)
 
 
-def read_loop(worker: Worker, loop: str, created_at: int, question: Callable[..., Any], *arguments: Any) -> bytes:
-    """Read the log of a loop; return the result of a method of its ``LoopReader`` as JSON."""
-    reader = worker.kept(LoopReaders, worker.rest).loop(worker.log, loop, created_at)
-    return msgspec.json.encode(question(reader, *arguments))
+class Decisions:
+    """The newest decisions of a loop, at most ``MOST`` finished ones and in at most ``MOST_BYTES`` of memory.
+
+    If the pending ones alone take more than half of it, only one in so many decisions is kept from then on, by the hash
+    of its id: the oldest pending ones are those without a reward so far, and without them means would be too high.
+    """
+
+    def __init__(self) -> None:
+        self.pending: dict[str, FinishedDecision] = {}
+        self.finished: deque[FinishedDecision] = deque()
+        self.one_in = 1
+        self.older_left_out = False
+        self._pending_bytes = self._finished_bytes = 0
+
+    @property
+    def n_bytes(self) -> int:
+        return self._pending_bytes + self._finished_bytes
+
+    def put(self, decision: FinishedDecision) -> None:
+        """Keep a pending decision."""
+        if not self._is_picked(decision):
+            return
+        self.pending[decision.event_id] = decision
+        self._pending_bytes += decision.n_bytes
+        while self._pending_bytes > MOST_BYTES // 2 and len(self.pending) > 1:
+            self.one_in *= 2
+            self.pending = {event: other for event, other in self.pending.items() if self._is_picked(other)}
+            self.finished = deque(other for other in self.finished if self._is_picked(other))
+            self._pending_bytes = sum(other.n_bytes for other in self.pending.values())
+            self._finished_bytes = sum(other.n_bytes for other in self.finished)
+        self._leave_out_older()
+
+    def finish(self, event: str, reward: float | None) -> FinishedDecision | None:
+        """Return a decision that was pending, with its reward; None if it is not kept."""
+        decision = self.pending.pop(event, None)
+        if decision is not None:
+            decision.reward = reward
+            self.finished.append(decision)
+            self._pending_bytes -= decision.n_bytes
+            self._finished_bytes += decision.n_bytes
+            self._leave_out_older()
+        return decision
+
+    def _is_picked(self, decision: FinishedDecision) -> bool:
+        return self.one_in == 1 or crc32(decision.event_id.encode()) % self.one_in == 0
+
+    def _leave_out_older(self) -> None:
+        while self.finished and (len(self.finished) > MOST or self.n_bytes > MOST_BYTES):
+            self._finished_bytes -= self.finished.popleft().n_bytes
+            self.older_left_out = True
+
+
+class CatalogueFeatures:
+    """Features of the catalogue's items, and of some that are no longer in it: decisions name them by their ids."""
+
+    def __init__(self) -> None:
+        self.by_id: dict[str, msgspec.Raw] = {}
+        self.n_bytes = 0
+        self._retired: deque[tuple[str, msgspec.Raw]] = deque()
+        self._retired_bytes = 0
+
+    def take(self, body: ActionsBody) -> None:
+        """Take a change of the catalogue."""
+        for action in body.put:
+            self._drop(action.id)
+            self.by_id[action.id] = action.features.copy()  # else each would keep all items of its record
+            self.n_bytes += _item_bytes(action.id, action.features)
+        for item in body.retire:
+            if item in self.by_id:
+                self._retired.append((item, self.by_id[item]))
+                self._retired_bytes += _item_bytes(*self._retired[-1])
+        while self._retired_bytes > RETIRED_BYTES:
+            item, features = self._retired.popleft()
+            self._retired_bytes -= _item_bytes(item, features)
+            if self.by_id.get(item) is features:  # it was not put again
+                self._drop(item)
+
+    def features(self, action: LoggedAction) -> msgspec.Raw:
+        """Return the features of an action in the log."""
+        return action.features or self.by_id.get(action.id, NO_FEATURES)
+
+    def _drop(self, item: str) -> None:
+        features = self.by_id.pop(item, None)
+        if features is not None:
+            self.n_bytes -= _item_bytes(item, features)
+
+
+def _item_bytes(item: str, features: msgspec.Raw) -> int:
+    return ITEM_BYTES + len(item) + len(bytes(features))
+
+
+async def ask_reader(context: RankerContext, loop: str, question: Callable[..., Any], *arguments: Any) -> bytes:
+    """Return the result of a method of a loop's ``LoopReader`` as JSON, from the process that reads logs.
+
+    A long log is read in pieces, between which other loops have their turns. A request that gives up leaves what was
+    read to the next one.
+    """
+    created_at = context.loop(loop).view.created_at
+    try:
+        async with asyncio.timeout(workers.SECONDS):
+            while not (answer := await context.reports.call(loop, read_loop, created_at, question, *arguments)):
+                pass
+    except TimeoutError:
+        text = f"the log could not be read within {workers.SECONDS:g} s; the next request goes on from there"
+        raise ApiError(503, "report_timeout", text) from None
+    return answer
+
+
+def read_loop(
+    worker: workers.Worker, loop: str, created_at: int, question: Callable[..., Any], *arguments: Any
+) -> bytes:
+    """Read on in the log of a loop; return the result of a method of its ``LoopReader`` as JSON.
+
+    If there is more to read, return nothing.
+    """
+    reader = worker.kept(LoopReaders, worker.rest).loop(worker.log, loop, created_at, SLICE_SECONDS)
+    return b"" if reader.is_behind else msgspec.json.encode(question(reader, *arguments))
 
 
 class LoopReaders:
@@ -339,24 +517,24 @@ class LoopReaders:
         self._readers: dict[str, LoopReader] = {}
         self._rest = rest
 
-    def loop(self, log: Log, loop: str, created_at: int) -> LoopReader:
-        """Return the reader of a loop, after it has read the whole log."""
+    def loop(self, log: Log, loop: str, created_at: int, seconds: float = math.inf) -> LoopReader:
+        """Return the reader of a loop, after it has read the log, or has read for so many seconds."""
         head = log.heads()[loop]
         reader = self._readers.pop(loop, None)
         if reader is None or reader.created_at != created_at or _is_outdated(reader, log, loop, head):
-            reader = LoopReader(created_at, head, self._rest)
+            reader = LoopReader(log, loop, created_at, head, self._rest)
         self._readers[loop] = reader  # the newest last
-        reader.read(log, loop, head.last)
+        reader.read(head.last, seconds)
         self._forget_others()
         return reader
 
     def _forget_others(self) -> None:
-        """Forget the least recently requested loops if all together have too many events."""
+        """Forget the least recently requested loops if all together take too much memory."""
         newest, *others = reversed(self._readers.items())
-        n_kept = newest[1].n_kept
+        n_bytes = newest[1].n_bytes
         for loop, reader in others:
-            n_kept += reader.n_kept
-            if n_kept > MOST_KEPT:
+            n_bytes += reader.n_bytes
+            if n_bytes > MOST_BYTES_TOGETHER:
                 del self._readers[loop]
 
 

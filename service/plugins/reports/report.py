@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Sequence
 from statistics import fmean
-from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -18,7 +18,7 @@ from fedres.checks import Array
 from service.log.records import ActionsBody
 from service.plugins.reports.devices import DeviceSummary
 from service.plugins.reports.features import Feature
-from service.plugins.reports.lift import Bounds, LiftReport
+from service.plugins.reports.lift import Bounds, LiftReport, bounds
 
 LEAST_EVALUATED = 100  # events before policies are evaluated
 N_BUCKETS = 48  # of time
@@ -28,25 +28,38 @@ LEAST_USERS = 20  # in either part; an event without a user is one
 RECENT = 0.2  # share of the events that counts as recent
 ERRORS = 4.0  # half the width of these intervals, in standard errors: wide, as they are checked all day
 NEW = 10  # an item is new as long as it was shown fewer times
+DECISION_BYTES = 600  # of memory that a decision takes beside ids and actions
+MOST_PAIRS = 500_000  # of events and their actions that policies are evaluated on: the newest
 POLICIES = ("first", "uniform", "likeliest")  # as in bandits.evaluation
 
 
-class FinishedDecision(NamedTuple):
-    """A decision and its reward."""
+class FinishedDecision(msgspec.Struct, gc=False):
+    """A decision and its reward, in little memory: up to 50,000 of them with hundreds of actions each are kept."""
 
     event_id: str
     time: int
     user: str | None
     control: bool
-    actions: tuple[str, ...]  # ids that were not excluded
-    chosen: int
-    probabilities: tuple[float, ...]
-    scores: tuple[float, ...]  # predicted rewards
+    action: str  # the one that was taken
+    chosen: int  # its place among the actions that were not excluded
+    probabilities: array[float]  # of these actions
+    scores: array[float]  # predicted rewards
     settings: int  # position of those in force
     n_learned: int  # finished events that the model had learned from, about
     reward: float | None = None
     place: int = 0  # on a page of recommended items, whose records lack other items' probabilities; 0: not on a page
     is_new: bool = False  # the item had been shown a few times only
+    position: int = 0  # in the log
+
+    @property
+    def n_actions(self) -> int:
+        return len(self.probabilities)
+
+    @property
+    def n_bytes(self) -> int:
+        """The memory that it takes, about."""
+        ids = len(self.event_id) + len(self.action) + len(self.user or "")
+        return DECISION_BYTES + ids + 2 * self.probabilities.itemsize * self.n_actions
 
     @property
     def is_evaluable(self) -> bool:
@@ -58,8 +71,8 @@ class PolicyValue(msgspec.Struct):
     """What a policy would have earned on the logged decisions of the loop's own policy, per event."""
 
     policy: str  # logged, first, uniform or likeliest: always the likeliest action of the logged policy
-    reward: Bounds
-    difference: Bounds | None  # to the logged policy, event by event; null for itself
+    reward: Bounds | None  # null where no logged decision says anything about the policy
+    difference: Bounds | None  # to the logged policy, event by event; null for itself too
     ess: float  # effective sample size
     warning: str  # empty where nothing is wrong
 
@@ -165,6 +178,8 @@ class LoopReport(msgspec.Struct):
     values: list[PolicyValue]  # empty below 100 events with probabilities
     alarms: list[Alarm]
     events_since: str | None = None  # older events were removed from the log; null if none were
+    one_in: int = 1  # events are large: one in so many decisions is in series and estimates
+    older_left_out: bool = False  # older events in the log are in counts only: they are too many, or too large
 
 
 def buckets(events: Sequence[FinishedDecision]) -> tuple[list[float], Array]:
@@ -185,7 +200,7 @@ def reward_series(series: MeanSeries) -> RewardSeries:
 
 
 def traffic_of(events: Sequence[FinishedDecision], bucket: Array, n: int) -> Traffic:
-    taken = [event.actions[event.chosen] for event in events]
+    taken = [event.action for event in events]
     frequent = [action for action, _ in Counter(taken).most_common(MOST_ACTIONS)]
     places = {action: place for place, action in enumerate(frequent)}
     others = len(set(taken)) > MOST_ACTIONS
@@ -202,16 +217,17 @@ def evaluated(
     events: Sequence[FinishedDecision], policies: Sequence[str | Policy], range_now: tuple[float, float]
 ) -> Sequence[Row]:
     """Return a row for the logging policy and one for each other, by SNIPS with intervals for all looks together."""
+    # Policies here depend on the places of actions only, so that these need no ids.
     log = table(
         LoggedEvent(
             event.event_id,
             {},
-            event.actions,
-            ({},) * len(event.actions),
+            ("",) * event.n_actions,
+            ({},) * event.n_actions,
             event.chosen,
             event.probabilities[event.chosen],
             event.reward,
-            event.probabilities,
+            tuple(event.probabilities),
             user=event.user,
         )
         for event in events
@@ -228,18 +244,30 @@ def range_of(rewards: Array, range_now: tuple[float, float]) -> tuple[float, flo
 
 def values_of(events: Sequence[FinishedDecision], range_now: tuple[float, float]) -> list[PolicyValue]:
     """Return estimates of simple policies, from decisions in which every action had a chance."""
+    events = newest_within(events, len(events), MOST_PAIRS)
     if len(events) < LEAST_EVALUATED:
         return []
     return [
         PolicyValue(
             row.policy if row.policy in POLICIES else "logged",
-            Bounds(row.value, row.low, row.high),
-            None if row.policy == "logging" else Bounds(row.difference, row.difference_low, row.difference_high),
+            bounds(row.value, row.low, row.high),
+            None if row.policy == "logging" else bounds(row.difference, row.difference_low, row.difference_high),
             float(row.ess),
             row.warning,
         )
         for row in evaluated(events, POLICIES, range_now)
     ]
+
+
+def newest_within(events: Sequence[FinishedDecision], most: int, most_pairs: int) -> Sequence[FinishedDecision]:
+    """Return the newest events, at most so many, and with all their actions at most so many pairs."""
+    start = len(events)
+    while start > max(len(events) - most, 0):
+        most_pairs -= events[start - 1].n_actions
+        if most_pairs < 0:
+            break
+        start -= 1
+    return events[start:]
 
 
 def drift_of(events: Sequence[FinishedDecision]) -> Drift | None:
@@ -280,6 +308,10 @@ class PageLog:
     def __init__(self) -> None:
         self._items: set[str] = set()
         self._shown: Counter[str] = Counter()
+
+    @property
+    def n_items(self) -> int:
+        return len(self._items) + len(self._shown)
 
     def take_catalogue(self, body: ActionsBody) -> None:
         self._items.update(action.id for action in body.put)

@@ -23,7 +23,7 @@ from service.plugins.reports.personalization import (
     TakenAction,
     personalization,
 )
-from service.plugins.reports.reader import LoopReader, read_loop
+from service.plugins.reports.reader import LoopReader, ask_reader
 from service.plugins.reports.report import range_of
 from service.plugins.reports.what_if import CHANGEABLE
 from service.rank.ranker import RankerContext
@@ -92,8 +92,7 @@ class Reports:
         return UserDecisions(user, await event_details(self._context, loop, events))
 
     async def _read(self, loop: str, question: Callable[..., Any], *arguments: Any) -> bytes:
-        created_at = self._context.loop(loop).view.created_at
-        return await self._context.reports.call(read_loop, loop, created_at, question, *arguments)
+        return await ask_reader(self._context, loop, question, *arguments)
 
     async def evaluate(
         self,
@@ -108,8 +107,8 @@ class Reports:
             if policy.startswith("file:"):
                 raise invalid(f"policies must not read files of the server, got {policy!r}", "policies")
         view = self._context.loop(loop).view
-        arguments = loop, view.created_at, policies, estimators, time_uniform, view.settings.reward_range
-        document = await self._context.jobs.call(evaluation, *arguments, seconds=JOB_SECONDS)
+        arguments = view.created_at, policies, estimators, time_uniform, view.settings.reward_range
+        document = await self._context.jobs.call(loop, evaluation, *arguments, seconds=JOB_SECONDS)
         return {**document, "events_since": time_or_none(view.events_since)}
 
 

@@ -6,6 +6,7 @@ widths for optimistic-squarecb, but has its probabilities: p = 1/(K + γ·gap) y
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,8 +16,8 @@ import numpy as np
 from fedres.checks import Array
 from fedres.policies import POLICIES, loop_rule
 from fedres.policies.kernels import explore, spread
-from service.plugins.reports.lift import Bounds
-from service.plugins.reports.report import LEAST_EVALUATED, FinishedDecision, evaluated
+from service.plugins.reports.lift import Bounds, bounds
+from service.plugins.reports.report import LEAST_EVALUATED, MOST_PAIRS, FinishedDecision, evaluated, newest_within
 from service.settings import Settings
 
 CHANGEABLE = ("policy", "epsilon", "gamma", "floor")  # settings that can be estimated from the log
@@ -68,7 +69,7 @@ def what_if(
     all_changes: Sequence[dict[str, Any]],
 ) -> WhatIf:
     """Return estimates from events in which every action had a chance; ``settings`` are by position."""
-    events = events[-MOST_EVALUATED:]
+    events = newest_within(events, MOST_EVALUATED, MOST_PAIRS)
     if len(events) < LEAST_EVALUATED:
         missing = f"{LEAST_EVALUATED} decisions are needed, and there are {len(events)} so far"
         return WhatIf(
@@ -76,7 +77,7 @@ def what_if(
         )
     estimates = [_estimate(changes, events, settings, now) for changes in all_changes]
     [logged] = evaluated(events, [], now.reward_range)
-    return WhatIf(len(events), Bounds(logged.value, logged.low, logged.high), estimates)
+    return WhatIf(len(events), bounds(logged.value, logged.low, logged.high), estimates)
 
 
 def _estimate(
@@ -89,11 +90,12 @@ def _estimate(
         missing = f"only {len(evaluable)} of the decisions were made by {new.policy}, whose widths are not in the log"
         return SettingsEstimate(changes, None, None, None, missing)
     _, row = evaluated(evaluable, [lambda event: targets[event.event_id] or []], now.reward_range)
-    difference = Bounds(row.difference, row.difference_low, row.difference_high)
-    return SettingsEstimate(changes, Bounds(row.value, row.low, row.high), difference, float(row.ess), row.warning)
+    reward = bounds(row.value, row.low, row.high)
+    difference = bounds(row.difference, row.difference_low, row.difference_high)
+    return SettingsEstimate(changes, reward, difference, float(row.ess), row.warning)
 
 
-def _target(decision: FinishedDecision, then: Settings, new: Settings) -> list[float] | None:
+def _target(decision: FinishedDecision, then: Settings, new: Settings) -> array[float] | None:
     """Return the probabilities under other settings, None if they do not follow from the log."""
     if POLICIES[str(new.policy)].needs_widths:
         return _rescaled(np.array(decision.probabilities), then, new) if then.policy == new.policy else None
@@ -103,7 +105,7 @@ def _target(decision: FinishedDecision, then: Settings, new: Settings) -> list[f
     return _normalized(probabilities)
 
 
-def _rescaled(probability: Array, then: Settings, new: Settings) -> list[float] | None:
+def _rescaled(probability: Array, then: Settings, new: Settings) -> array[float] | None:
     n, greed, floor = probability.size, _greed(then), then.floor
     if not greed or floor >= 1:
         return None
@@ -121,5 +123,5 @@ def _greed(settings: Settings) -> float:
     return settings.greed / (high - low)
 
 
-def _normalized(probabilities: Array) -> list[float]:
-    return [float(p) for p in probabilities / probabilities.sum()]
+def _normalized(probabilities: Array) -> array[float]:
+    return array("d", probabilities / probabilities.sum())

@@ -1,7 +1,9 @@
 """Intervals hold their level where clicks are rare, weights are large or users repeat, and always have a width."""
 
+import gc
 import itertools
 import math
+import weakref
 
 import numpy as np
 import pytest
@@ -229,3 +231,18 @@ def test_a_limit_is_where_evidence_is_enough():
     assert upper_limit(seen, possible, 0.01, fixed_time(0.95)) == 0.01
     kind = IntervalKind(0.95, False, (0.0, 1.0), np.arange(100))
     assert interval(lambda _: (seen, possible), 0.5, (0.0, 1.0), kind)[1:] == pytest.approx((0, 0.5), abs=1e-9)
+
+
+def test_a_limit_leaves_none_of_its_arrays_in_memory():
+    """SciPy's root finders leave cycles, which only a garbage collection removes."""
+    rng = np.random.default_rng(0)
+    seen = Terms(rng.random(50), np.ones(50))
+    possible = Terms(rng.random(100), np.ones(100))
+    left = [weakref.ref(column) for column in (*seen, *possible)]
+    gc.disable()
+    try:
+        assert upper_limit(seen, possible, 1.0, fixed_time(0.95)) < 1.0
+        del seen, possible
+        assert [column() for column in left] == [None] * 4
+    finally:
+        gc.enable()

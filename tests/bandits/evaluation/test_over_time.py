@@ -53,3 +53,21 @@ def test_a_change_of_means_has_the_error_of_two_independent_samples_where_users_
     change = mean_change(values, later, np.arange(300))
     assert change.later - change.earlier == pytest.approx(values[200:].mean() - values[:200].mean())
     assert change.error == pytest.approx(np.sqrt(values[200:].var() / 100 + values[:200].var() / 200))
+
+
+@pytest.mark.parametrize(("scale", "shift"), [(1.0, 0.0), (1e-9, 1.0), (2e9, -1e9)])
+@pytest.mark.parametrize("n_users", [1, 7, 400])
+def test_every_point_so_far_is_snips_over_all_events_until_then(scale, shift, n_users):
+    rng = np.random.default_rng(0)
+    reward = shift + scale * rng.random(400)
+    weight = rng.exponential(1.0, 400)
+    user = rng.integers(0, n_users, 400)
+    bucket = rng.integers(0, 9, 400)  # in any order
+    series = snips_so_far(bucket, reward, weight, user, 10)
+    for k in range(10):
+        until = bucket <= k
+        plain = snips_by_bucket(np.zeros(until.sum(), int), reward[until], weight[until], user[until], 1)
+        assert series.events[k] == until.sum()
+        for name in ("mean", "low", "high"):
+            rounding = 1e-6 * scale + 1e-14 * abs(shift)
+            assert getattr(series, name)[k] == pytest.approx(getattr(plain, name)[0], abs=rounding, nan_ok=True)

@@ -148,7 +148,7 @@ def test_a_process_of_its_own_answers_the_same_at_the_lowest_priority_and_is_sta
         async with running(tmp_path, clock=clock, control={"share": 0.3}) as engine:
             await lived(engine, clock, 120)
             reports = WorkerProcess(Store(tmp_path / "store.db"))
-            question = read_loop, "default", engine.view().created_at, LoopReader.report
+            question = "default", read_loop, engine.view().created_at, LoopReader.report
             expected = json.loads(await engine.report("default"))
             assert json.loads(await reports.call(*question)) == expected
             process = reports._process

@@ -47,11 +47,11 @@ class FailingReports:
     def __init__(self, reports):
         self.reports, self.errors, self.calls = reports, {}, []
 
-    async def call(self, function, loop, *arguments):
+    async def call(self, loop, function, *arguments):
         self.calls.append(loop)
         if loop in self.errors:
             raise self.errors[loop]
-        return await self.reports.call(function, loop, *arguments)
+        return await self.reports.call(loop, function, *arguments)
 
     def close(self):
         self.reports.close()

@@ -1,11 +1,13 @@
 """Drift, what-if, devices, how personal, and features that are gone: from the log, and by public questions."""
 
 import asyncio
+from array import array
 
 import msgspec
 import numpy as np
 import pytest
 from machine import Clock, running
+from msgspec.structs import replace
 from playing import play, raw, refused, request
 
 from service.log.opening import Store
@@ -28,8 +30,10 @@ async def report(engine, loop="default"):
 
 
 def finished(k, reward, probabilities=(0.5, 0.5), scores=(0.5, 0.5), chosen=0, user=None, n_learned=100):
+    taken = ("a", "b", "c")[chosen]
+    shares = array("d", probabilities)
     return FinishedDecision(
-        str(k), k * SECOND, user, False, ("a", "b"), chosen, tuple(probabilities), tuple(scores), 1, n_learned, reward
+        str(k), k * SECOND, user, False, taken, chosen, shares, array("d", scores), 1, n_learned, reward
     )
 
 
@@ -42,15 +46,15 @@ def test_the_same_rewards_and_errors_are_no_drift_and_a_change_that_predictions_
     assert drift.recent_since == 800
     assert drift.reward.difference.low < 0 < drift.reward.difference.high
 
-    fell = [*alike[:800], *(one._replace(reward=float(rng.random() < 0.2)) for one in alike[800:])]
+    fell = [*alike[:800], *(replace(one, reward=float(rng.random() < 0.2)) for one in alike[800:])]
     drift = drift_of(fell[::-1])  # in whatever order they were finished
     assert drift.is_drifting
     assert drift.bias.recent == pytest.approx(np.mean([one.reward for one in fell[800:]]) - 0.5)
     assert drift.reward.difference.high < 0
 
-    followed = [*fell[:800], *(one._replace(scores=(0.2, 0.2)) for one in fell[800:])]  # the model knows
+    followed = [*fell[:800], *(replace(one, scores=array("d", (0.2, 0.2))) for one in fell[800:])]  # the model knows
     assert not drift_of(followed).is_drifting
-    one_user = [one._replace(user="u" if k >= 800 else one.user) for k, one in enumerate(fell)]
+    one_user = [replace(one, user="u" if k >= 800 else one.user) for k, one in enumerate(fell)]
     assert drift_of(one_user) is None  # that says little about all users
 
 
@@ -223,8 +227,9 @@ def test_a_reporter_forgets_the_loops_that_nobody_asked_about_for_longest(tmp_pa
             for loop in ("default", "b", "c"):
                 for _ in range(10):
                     await engine.rank(loop, request())
-            monkeypatch.setattr("service.plugins.reports.reader.MOST_KEPT", 25)
             readers, log = LoopReaders(), engine.context.archive()
+            n_bytes = readers.loop(log, "default", engine.view().created_at).n_bytes
+            monkeypatch.setattr("service.plugins.reports.reader.MOST_BYTES_TOGETHER", int(2.5 * n_bytes))
             for loop in ("default", "b", "default", "c"):
                 assert readers.loop(log, loop, engine.view(loop).created_at).report().funnel.ranked == 10
             assert [*readers._readers] == ["default", "c"]
@@ -237,9 +242,9 @@ def test_whoever_waits_behind_a_slow_report_is_told_in_time(tmp_path, monkeypatc
 
     async def story():
         reports = WorkerProcess(Store(tmp_path / "store.db"))
-        question = read_loop, "default", 1, LoopReader.report
-        async with reports._turn:  # somebody else's report is being made
-            assert await refused(reports.call(*question)) == (503, "report_timeout")
+        question = "default", read_loop, 1, LoopReader.report
+        await reports._turns.acquire("other", 1)  # somebody else's report is being made
+        assert await refused(reports.call(*question)) == (503, "report_timeout")
 
     asyncio.run(story())
 

@@ -124,6 +124,8 @@ function loopParts(loop, g, r, personal) {
     r.bucket_ends.length ? el("div", { class: "grid" }, rewards(r), traffic(r), pages(r.pages), funnel(r), drift(r.drift), howPersonal(personal), devices(loop, r.devices, g, live), features(r)) : null,
     live && search(loop),
     el("p", { class: "note" }, `As of position ${count(r.position)}, ${when(r.time)}; charts show the newest ${several(r.events, "finished event")}.` +
+      (r.one_in > 1 ? ` They are one in ${count(r.one_in)}, as decisions of this loop are large.` : "") +
+      (r.older_left_out ? " Older ones are in the counts only." : "") +
       (r.events_since ? ` Events from before ${when(r.events_since)} were removed.` : ""))];
 }
 
