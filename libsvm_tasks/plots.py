@@ -81,10 +81,15 @@ def plot_delays(replay: Replay, path: Path) -> None:
         if scheme.scheme == "independent":
             rows = rows * len(delays)
         series[name] = Series(delays, [r.accuracy_mean for r in rows], [r.accuracy_se for r in rows])
-        styles[name] = {"color": COLOURS[scheme.scheme], "linestyle": "--" if scheme.timing == "aligned" else "-"}
+        styles[name] = {"color": COLOURS[scheme.scheme], "linestyle": line_style(scheme.scheme, scheme.timing)}
     lines(axes, series, "delay, a round trip in rounds", "test accuracy", styles)
     axes.set_title(_title(replay))
     save(figure, path)
+
+
+def line_style(scheme: str, timing: str) -> str:
+    """Return a dashed line for FedRes on arrival and a solid one for everything else, as in the papers' figures."""
+    return "--" if scheme == "fedres" and timing == "on-arrival" else "-"
 
 
 def by_line(results: Sequence[Result]) -> dict[str, list[Result]]:
