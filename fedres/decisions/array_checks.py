@@ -15,17 +15,13 @@ import numpy as np
 from fedres.checks import Array
 from fedres.decisions.constants import (
     CHOICE_EVENTS,
-    CORE_SIZE,
     FIRST_VALUES,
     IDLE_DRIFT,
     LEAST_LOG_DRIFT,
     LEAST_LOG_TAU,
     LEAST_NOISE,
-    MAX_BASES,
     MAX_BLOCKS,
-    MAX_FIELDS,
     MAX_LIGHT,
-    MAX_SCALES,
     MOST_KEPT,
     MOST_LOG_DRIFT,
     MOST_LOG_TAU,
@@ -35,25 +31,20 @@ from fedres.decisions.constants import (
 )
 from fedres.decisions.kalman_inputs import find_scale
 from fedres.decisions.kalman_state import (
-    BASES,
-    BLOCKS,
     DEVIATION,
     DRIFT_IDLE,
     DRIFT_SINCE,
     DRIFT_SQUARES,
-    FIELDS,
     LEARNED,
     LENGTH,
-    LIGHTS,
     LOG_DRIFT,
     NOISE,
     RMS,
-    ROWS_BY_COUNT,
     SCALES,
     UNIT,
     Events,
-    Shared,
-    new_shared,
+    check_shapes,
+    require,
 )
 
 MOST_FEATURES = 2_002  # of a kept event: 1,000 of its context, 1,000 of its action, and its id
@@ -71,7 +62,7 @@ def check_arrays(arrays: Mapping[str, Array]) -> None:
         if first:
             check_first(first, None)
         return
-    _check_shapes(arrays)
+    check_shapes(arrays, MAX_BLOCKS, MAX_LIGHT, TAIL_BITS)
     if first:
         check_first(first, int(arrays["counts"][LEARNED]))
     _check_scales(arrays)
@@ -79,35 +70,14 @@ def check_arrays(arrays: Mapping[str, Array]) -> None:
     _check_weights(arrays)
 
 
-def _check_shapes(arrays: Mapping[str, Array]) -> None:
-    names = {name for name in Shared._fields if not name.endswith("_table")}
-    _require(arrays.keys() == names, "arrays", f"must be {sorted(names)}", sorted(arrays))
-    counts, moment = arrays["counts"], arrays["moment"]
-    _require(counts.dtype == np.int64 and counts.shape == (6,), "counts", "must be six whole numbers", counts.shape)
-    most = {LEARNED: 2**48, SCALES: MAX_SCALES, BLOCKS: MAX_BLOCKS, BASES: MAX_BASES, FIELDS: MAX_FIELDS}
-    most |= {LIGHTS: MAX_LIGHT if counts[BLOCKS] == MAX_BLOCKS else 0}  # until then there is room for blocks
-    for at, bound in most.items():
-        least = 0 if at in (LEARNED, SCALES, LIGHTS) else 1
-        _require(least <= counts[at] <= bound, f"counts[{at}]", f"must be in [{least}, {bound}]", counts[at])
-    d = moment.shape[0] if moment.ndim else 0
-    _require(1 <= d <= CORE_SIZE, "moment", f"must have 1 to {CORE_SIZE} coordinates", d)
-    for name, like in new_shared(d, 1.0, MAX_BLOCKS, TAIL_BITS)._asdict().items():
-        if name.endswith("_table"):
-            continue
-        rows = int(counts[ROWS_BY_COUNT[name]]) if name in ROWS_BY_COUNT else len(like)
-        kind, shape = arrays[name].dtype, arrays[name].shape
-        _require(kind == like.dtype, name, f"must be of type {like.dtype}", kind)
-        _require(shape == (rows, *like.shape[1:]), name, f"must have the shape {(rows, *like.shape[1:])}", shape)
-
-
 def _check_scales(arrays: Mapping[str, Array]) -> None:
     """Refuse tables in which a key is not where lookups expect it, or the count is wrong: so none is ever full."""
     keys, core, seen, stats = (arrays[f"scale_{name}"] for name in ("keys", "core", "seen", "stats"))
     slots, n = np.flatnonzero(keys), int(arrays["counts"][SCALES])
-    _require(slots.size == n, "scale_keys", f"must have as many keys as counts has scales, {n}", slots.size)
+    require(slots.size == n, "scale_keys", f"must have as many keys as counts has scales, {n}", slots.size)
     for slot in slots.tolist():
         place = int(find_scale(keys, keys[slot]))
-        _require(place == slot, "scale_keys", f"must have key {keys[slot]} once, at slot {place}", slot)
+        require(place == slot, "scale_keys", f"must have key {keys[slot]} once, at slot {place}", slot)
     d, used = arrays["moment"].shape[0], keys != 0
     _bounded("scale_core", core[used], -1, d - 1)
     _bounded("scale_core", core[~used], -1, -1)
@@ -116,7 +86,7 @@ def _check_scales(arrays: Mapping[str, Array]) -> None:
     _bounded("scale_first", arrays["scale_first"])
     _bounded("scale_stats", stats, -1e39, 1e39)
     for column in (UNIT, RMS):
-        _require(bool((stats[used, column] > 0).all()), "scale_stats", "must have positive units", stats[used, column])
+        require(bool((stats[used, column] > 0).all()), "scale_stats", "must have positive units", stats[used, column])
     _bounded("scale_stats", stats[used, DEVIATION], 0)
 
 
@@ -142,9 +112,9 @@ def _check_priors(arrays: Mapping[str, Array]) -> None:
     _bounded("light_times", arrays["light_times"], 1, 1 + counts[LEARNED])
     for name in ("block_keys", "field_keys", "light_keys"):
         keys = arrays[name]
-        _require(name == "light_keys" or keys[0] == 0, name, "must begin with 0", keys[0] if keys.size else "none")
+        require(name == "light_keys" or keys[0] == 0, name, "must begin with 0", keys[0] if keys.size else "none")
         n = np.unique(keys).size
-        _require(n == keys.size, name, f"must have every key once, {n}", keys.size)
+        require(n == keys.size, name, f"must have every key once, {n}", keys.size)
 
 
 def _check_weights(arrays: Mapping[str, Array]) -> None:
@@ -154,11 +124,11 @@ def _check_weights(arrays: Mapping[str, Array]) -> None:
     _bounded("covariances", covariances, -MOST_VARIANCE, MOST_VARIANCE)
     _bounded("covariances", np.diagonal(covariances, axis1=1, axis2=2), -ROUNDING)
     off = np.abs(covariances - covariances.transpose(0, 2, 1)).max()
-    _require(off <= ROUNDING, "covariances", "must be symmetric", f"a difference of {off}")
+    require(off <= ROUNDING, "covariances", "must be symmetric", f"a difference of {off}")
     try:
         np.linalg.cholesky(covariances + 10 * ROUNDING * np.eye(covariances.shape[1]))
     except np.linalg.LinAlgError:
-        _require(False, "covariances", "must have no negative eigenvalues", "some")
+        require(False, "covariances", "must have no negative eigenvalues", "some")
     for name in ("tail", "light"):
         b, h = arrays[name].astype(np.float64).T
         _bounded(name, h, 0, 1e30)
@@ -171,19 +141,19 @@ def _check_weights(arrays: Mapping[str, Array]) -> None:
 def check_first(first: Mapping[str, Array], learned: int | None) -> None:
     """Refuse events that cannot be all those of a model that has learned so many, or of an unfinished start."""
     kinds = dict(zip(Events._fields, ("u4", "f4", "u4", "i8", "i8", "f4", "i8"), strict=True))
-    _require(first.keys() == kinds.keys(), "first", f"must be {sorted(kinds)}", sorted(first))
+    require(first.keys() == kinds.keys(), "first", f"must be {sorted(kinds)}", sorted(first))
     for name, kind in kinds.items():
         like = first[name].dtype == kind and first[name].ndim == 1
-        _require(like, f"first.{name}", f"must be a row of {kind}", (first[name].dtype.str, first[name].shape))
+        require(like, f"first.{name}", f"must be a row of {kind}", (first[name].dtype.str, first[name].shape))
     n, starts, n_context = first["users"].size, first["starts"], first["n_context"]
     whole = n < START_EVENTS if learned is None else START_EVENTS <= n == learned < CHOICE_EVENTS
-    _require(whole, "first.users", "must be of all first events", n)
+    require(whole, "first.users", "must be of all first events", n)
     for name, size in (("starts", n + 1), ("n_context", n), ("rewards", n)):
-        _require(first[name].size == size, f"first.{name}", f"must have {size} numbers", first[name].size)
-    _require(starts[0] == 0, "first.starts", "must begin with 0", starts[0])
+        require(first[name].size == size, f"first.{name}", f"must have {size} numbers", first[name].size)
+    require(starts[0] == 0, "first.starts", "must begin with 0", starts[0])
     for name in ("hashes", "values", "fields"):
-        _require(first[name].size == starts[-1], f"first.{name}", f"must have {starts[-1]} features", first[name].size)
-    _require(starts[-1] <= MOST_KEPT, "first.starts", f"must count at most {MOST_KEPT} features in all", starts[-1])
+        require(first[name].size == starts[-1], f"first.{name}", f"must have {starts[-1]} features", first[name].size)
+    require(starts[-1] <= MOST_KEPT, "first.starts", f"must count at most {MOST_KEPT} features in all", starts[-1])
     sizes = np.diff(starts)
     _bounded("first.starts", sizes, 0, MOST_FEATURES)
     _bounded("first.n_context", n_context, 0)
@@ -198,9 +168,4 @@ def _bounded(name: str, array: Any, least: float = -np.inf, most: float = np.inf
     values = np.atleast_1d(array)
     out = values[~(np.isfinite(values) & (values >= least) & (values <= most))]
     if out.size:
-        _require(False, name, f"must be finite and in [{least:g}, {most:g}]", out.flat[0])
-
-
-def _require(good: Any, name: str, rule: str, value: Any) -> None:
-    if not good:
-        raise ValueError(f"state: {name} {rule}, got {value}")
+        require(False, name, f"must be finite and in [{least:g}, {most:g}]", out.flat[0])

@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 
 from fedres.checks import Array
 from fedres.decisions.constants import CORE_SIZE, MAX_BASES, MAX_BLOCKS, MAX_FIELDS, MAX_LIGHT, MAX_SCALES, TAIL_BITS
-from fedres.decisions.kalman_inputs import find_scale, put_all
+from fedres.decisions.kalman_inputs import find_scale
 from fedres.decisions.kalman_state import (
     ANYBODY,
     BASES,
@@ -30,7 +30,8 @@ from fedres.decisions.kalman_state import (
     SCALES,
     Shared,
     new_shared,
-    with_light_room,
+    with_room,
+    with_table,
 )
 
 FORM = "residual-kalman"
@@ -121,7 +122,7 @@ def read_document(payload: bytes) -> Document:
 
 def _shared(metadata: Metadata, arrays: Mapping[str, Array]) -> Shared:
     n_blocks, d = _check(metadata, arrays)
-    shared = new_shared(d, metadata.length, max(n_blocks, MAX_BLOCKS), TAIL_BITS)
+    shared = new_shared(d, metadata.length, MAX_BLOCKS, TAIL_BITS)
     shared.numbers[NOISE] = metadata.noise
     shared.counts[LEARNED], shared.counts[BLOCKS], shared.counts[BASES] = metadata.learned, n_blocks, MAX_BASES
     for key, core, stats in zip(arrays["scale_keys"], arrays["scale_core"], arrays["scale_stats"], strict=True):
@@ -134,23 +135,18 @@ def _shared(metadata: Metadata, arrays: Mapping[str, Array]) -> Shared:
     shared.log_tau[:n_fields], shared.reuse[:n_fields, ANYBODY] = arrays["log_tau"], arrays["reuse"]
     shared.pair_log_tau[:n_fields, :n_fields] = arrays["pair_log_tau"]
     shared.tail[arrays["tail_places"]] = arrays["tail"]
-    covariances = np.zeros((n_blocks, d, d))
+    shared = with_room(shared, BLOCKS, n_blocks)
+    for name in ("block_keys", "block_log_tau", "means"):
+        getattr(shared, name)[:] = arrays[name]
     rows, columns = np.tril_indices(d)
-    covariances[:, rows, columns] = covariances[:, columns, rows] = arrays["covariances"]
-    put_all(shared.block_table, arrays["block_keys"], n_blocks)
+    shared.covariances[:, rows, columns] = shared.covariances[:, columns, rows] = arrays["covariances"]
+    shared.block_times[:] = 1
+    shared = with_table(shared, BLOCKS, MAX_BLOCKS)
     if n_light := arrays["light_keys"].size:
-        shared = with_light_room(shared, n_light)
+        shared = with_room(shared, LIGHTS, n_light)
         shared.counts[LIGHTS], shared.light_keys[:], shared.light[:] = n_light, arrays["light_keys"], arrays["light"]
-        put_all(shared.light_table, shared.light_keys, n_light)
-    return shared._replace(
-        block_keys=np.array(arrays["block_keys"]),
-        block_used=np.zeros(n_blocks, np.int64),
-        block_times=np.ones(n_blocks, np.int64),
-        block_log_tau=np.array(arrays["block_log_tau"]),
-        means=arrays["means"].astype(np.float64),
-        covariances=covariances,
-        mean_slopes=np.zeros((n_blocks, d)),
-    )
+        shared = with_table(shared, LIGHTS, n_light)
+    return shared
 
 
 def _check(metadata: Metadata, arrays: Mapping[str, Array]) -> tuple[int, int]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedres.checks import Array
-from fedres.compiling import bare_kernel, inner_kernel, kernel
+from fedres.compiling import bare_kernel, inner_kernel
 from fedres.decisions.constants import (
     ACTION_KEYS,
     ACTION_UNIT,
@@ -41,9 +41,8 @@ from fedres.decisions.kalman_state import (
     SCALES,
     UNIT,
 )
+from fedres.decisions.key_tables import Key, drop_key, find_key, first_slot, put_key
 from fedres.local_learners.adagrad import at
-
-Key = Any  # uint32 inside the kernels
 
 
 @bare_kernel
@@ -58,15 +57,10 @@ def action_key(key: Key) -> Key:
     return key_of(key ^ np.uint32(ACTION_KEYS))
 
 
-@inner_kernel
-def _first_slot(key: Key, n_slots: int) -> Any:
-    return np.int64((np.uint64(key) * np.uint64(0x9E3779B1) >> np.uint64(12)) & np.uint64(n_slots - 1))
-
-
 @bare_kernel
 def find_scale(keys: Array, key: Key) -> Any:
     """Return the slot of a key, else −1 − its empty slot, which is −1 − the size of the table if that is full."""
-    slot = _first_slot(key, keys.size)
+    slot = first_slot(key, keys.size)
     for _ in range(keys.size):
         if keys[at(slot)] == key:
             return slot
@@ -266,19 +260,6 @@ def field_place(shared: Any, field: Key, new: bool) -> Any:
 
 
 @bare_kernel
-def find_key(table: Array, keys: Array, key: Key) -> Any:
-    """Return the place of a key, −1 if there is none."""
-    slot = _first_slot(key, table.size)
-    for _ in range(table.size):
-        if table[at(slot)] == 0:
-            return -1
-        if keys[at(table[at(slot)] - 1)] == key:
-            return np.int64(table[at(slot)] - 1)
-        slot = (slot + 1) & (table.size - 1)
-    return -1
-
-
-@bare_kernel
 def find_block(shared: Any, key: Key) -> Any:
     """Return the place of a block, −1 if there is none."""
     return find_key(shared.block_table, shared.block_keys, key)
@@ -288,42 +269,6 @@ def find_block(shared: Any, key: Key) -> Any:
 def find_light(shared: Any, key: Key) -> Any:
     """Return the row of a light entry, −1 if there is none."""
     return find_key(shared.light_table, shared.light_keys, key)
-
-
-@bare_kernel
-def put_block(table: Array, key: Key, place: int) -> None:
-    """Put a key into the table, which has at least twice as many slots as there are blocks."""
-    slot = _first_slot(key, table.size)
-    for _ in range(table.size):
-        if table[at(slot)] == 0:
-            table[slot] = place + 1
-            return
-        slot = (slot + 1) & (table.size - 1)
-
-
-@kernel
-def put_all(table: Array, keys: Array, n: int) -> None:
-    for place in range(n):
-        put_block(table, keys[place], place)
-
-
-@bare_kernel
-def drop_key(table: Array, keys: Array, key: Key) -> None:
-    """Remove an existing key from a table; later keys move up if their lookup would fail otherwise."""
-    mask, slot = table.size - 1, _first_slot(key, table.size)
-    for _ in range(table.size):
-        if keys[at(table[at(slot)] - 1)] == key:
-            break
-        slot = (slot + 1) & mask
-    other = slot
-    for _ in range(table.size):
-        other = (other + 1) & mask
-        if table[at(other)] == 0:
-            break
-        if (other - _first_slot(keys[at(table[at(other)] - 1)], table.size)) & mask >= (other - slot) & mask:
-            table[slot] = table[other]
-            slot = other
-    table[slot] = 0
 
 
 @inner_kernel
@@ -358,7 +303,7 @@ def touch_light(shared: Any, key: Key) -> Any:
         shared.light_keys[row], shared.light_times[row] = key, 0
         shared.light[row, 0] = 0.0
         shared.light[row, 1] = 0.0
-        put_block(shared.light_table, key, row)
+        put_key(shared.light_table, key, row)
     shared.light_used[row] = now
     shared.light_times[row] += 1
     return row
@@ -412,7 +357,7 @@ def touch_block(shared: Any, key: Key, field: int, squares: Array) -> Any:
         place = n
         shared.counts[BLOCKS] += 1
         _renew(shared, place, key, field)
-        put_block(shared.block_table, key, place)
+        put_key(shared.block_table, key, place)
     elif place < 0:
         row, place, b, h, times = find_light(shared, key), 0, 0.0, 0.0, 0
         if row >= 0:
@@ -428,7 +373,7 @@ def touch_block(shared: Any, key: Key, field: int, squares: Array) -> Any:
             _to_light(shared, place)
         drop_key(shared.block_table, shared.block_keys, shared.block_keys[place])
         _renew(shared, place, key, field)
-        put_block(shared.block_table, key, place)
+        put_key(shared.block_table, key, place)
         if row >= 0:
             _from_light(shared, b, h, times, place)
     else:

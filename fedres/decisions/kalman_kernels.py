@@ -35,7 +35,6 @@ from fedres.decisions.constants import (
 from fedres.decisions.elementary import exp, log
 from fedres.decisions.kalman_diagonal import diagonal_part, learn_diagonal, step_log_tau
 from fedres.decisions.kalman_inputs import (
-    Key,
     action_blocks,
     constant_input,
     context_inputs,
@@ -93,6 +92,7 @@ from fedres.decisions.kalman_state import (
     USER,
     scratch_for,
 )
+from fedres.decisions.key_tables import Key
 
 
 @inner_kernel

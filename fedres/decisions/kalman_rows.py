@@ -13,7 +13,7 @@ from fedres.checks import Array
 from fedres.compiling import inner_kernel, kernel
 from fedres.decisions.constants import BIAS_WORDS, HEAD, ID_FIELD, MOST_OWN_VARIANCE
 from fedres.decisions.kalman_diagonal import diagonal_part
-from fedres.decisions.kalman_inputs import Key, action_value, field_place, find_light, key_of
+from fedres.decisions.kalman_inputs import action_value, field_place, find_light, key_of
 from fedres.decisions.kalman_kernels import block_part, core_part, inputs_in, reuse_of, tail_part
 from fedres.decisions.kalman_own import BASIS, BIAS_KEY, BIASES, COUNT, SLOT_KEY, own_part, tau_of, turn_own
 from fedres.decisions.kalman_pairs import fill_pair_taus, pair_field, pairs_mean
@@ -29,6 +29,7 @@ from fedres.decisions.kalman_state import (
     scratch_for,
     slot_words,
 )
+from fedres.decisions.key_tables import Key
 from fedres.local_learners.adagrad import at
 
 # Of a field: the variance of a new feature, τ of light entries and tail weights, ρ of all users, the personal variance.

@@ -9,7 +9,7 @@ learned it last, plus ``AGAIN`` if it was not the first one, and b and h (float3
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +18,7 @@ from fedres.checks import Array
 from fedres.compiling import bare_kernel, inner_kernel, kernel
 from fedres.decisions.constants import (
     BIAS_WORDS,
+    CORE_SIZE,
     FIRST_LOG_TAU,
     FIRST_NOISE,
     FIRST_PAIR_LOG_TAU,
@@ -34,6 +35,7 @@ from fedres.decisions.constants import (
     SLOT_HEAD,
     own_numbers,
 )
+from fedres.decisions.key_tables import new_table, put_all
 
 LEARNED, BLOCKS, BASES, FIELDS, SCALES, LIGHTS = range(6)  # of ``counts``
 NOISE, LENGTH = range(2)  # of ``numbers``
@@ -168,105 +170,153 @@ def scratch_for(d: int, k: int, n_context: int, n_action: int, n_gains: int) -> 
     )
 
 
-# Not needed for predictions.
-LEARNING_ONLY = (
-    "drift", "scale_seen", "scale_first", "slope_squares", "light_gains", "pair_slope_squares", "reuse_counts",
-    "block_used", "block_times", "mean_slopes", "light_used", "light_times", "moment",
-)  # fmt: skip
-ROWS_BY_COUNT = {  # arrays of which only the first rows are in use
-    "field_keys": FIELDS,
-    "log_tau": FIELDS,
-    "slope_squares": FIELDS,
-    "light_gains": FIELDS,
-    "pair_log_tau": FIELDS,
-    "pair_slope_squares": FIELDS,
-    "reuse": FIELDS,
-    "reuse_counts": FIELDS,
-    "block_keys": BLOCKS,
-    "block_used": BLOCKS,
-    "block_times": BLOCKS,
-    "block_log_tau": BLOCKS,
-    "means": BLOCKS,
-    "covariances": BLOCKS,
-    "mean_slopes": BLOCKS,
-    "light_keys": LIGHTS,
-    "light_used": LIGHTS,
-    "light_times": LIGHTS,
-    "light": LIGHTS,
-    "bases": BASES,
+class ArraySpec(NamedTuple):
+    """How one array of ``Shared`` is made. Allocation, growth, files and their checks follow from it."""
+
+    dtype: Any
+    shape: tuple[int | str, ...]  # of the array or, if rows are counted, of a row; names are those of ``sizes_of``
+    rows: int | None = None  # which of ``counts`` has the number of rows in use: only those are saved
+    predicts: bool = True  # whether predictions need it
+    saved: bool = True
+
+
+CORE_COORDINATES, OWN_DIRECTIONS, TAIL_PLACES = "coordinates of the core", "directions of users", "places of the tail"
+ARRAYS = {
+    "counts": ArraySpec(np.int64, (6,)),
+    "numbers": ArraySpec(np.float64, (2,)),
+    "drift": ArraySpec(np.float64, (4,), predicts=False),
+    "scale_keys": ArraySpec(np.uint32, (SCALE_SLOTS,)),
+    "scale_core": ArraySpec(np.int32, (SCALE_SLOTS,)),
+    "scale_seen": ArraySpec(np.int32, (SCALE_SLOTS,), predicts=False),
+    "scale_first": ArraySpec(np.float32, (SCALE_SLOTS, FIRST_VALUES), predicts=False),
+    "scale_stats": ArraySpec(np.float64, (SCALE_SLOTS, 4)),
+    "field_keys": ArraySpec(np.uint32, (), FIELDS),
+    "log_tau": ArraySpec(np.float64, (6,), FIELDS),
+    "slope_squares": ArraySpec(np.float64, (6,), FIELDS, predicts=False),
+    "light_gains": ArraySpec(np.float64, (), FIELDS, predicts=False),
+    "pair_log_tau": ArraySpec(np.float64, (MAX_FIELDS,), FIELDS),
+    "pair_slope_squares": ArraySpec(np.float64, (MAX_FIELDS,), FIELDS, predicts=False),
+    "reuse": ArraySpec(np.float64, (2,), FIELDS),
+    "reuse_counts": ArraySpec(np.int64, (2,), FIELDS, predicts=False),
+    "block_table": ArraySpec(np.int32, (0,), saved=False),
+    "block_keys": ArraySpec(np.uint32, (), BLOCKS),
+    "block_used": ArraySpec(np.int64, (), BLOCKS, predicts=False),
+    "block_times": ArraySpec(np.int64, (), BLOCKS, predicts=False),
+    "block_log_tau": ArraySpec(np.float64, (2,), BLOCKS),
+    "means": ArraySpec(np.float64, (CORE_COORDINATES,), BLOCKS),
+    "covariances": ArraySpec(np.float64, (CORE_COORDINATES, CORE_COORDINATES), BLOCKS),
+    "mean_slopes": ArraySpec(np.float64, (CORE_COORDINATES,), BLOCKS, predicts=False),
+    "light_table": ArraySpec(np.int32, (0,), saved=False),
+    "light_keys": ArraySpec(np.uint32, (), LIGHTS),
+    "light_used": ArraySpec(np.int64, (), LIGHTS, predicts=False),
+    "light_times": ArraySpec(np.int64, (), LIGHTS, predicts=False),
+    "light": ArraySpec(np.float32, (2,), LIGHTS),
+    "tail": ArraySpec(np.float32, (TAIL_PLACES, 2)),
+    "moment": ArraySpec(np.float64, (CORE_COORDINATES, CORE_COORDINATES), predicts=False),
+    "bases": ArraySpec(np.float64, (CORE_COORDINATES, OWN_DIRECTIONS), BASES),
 }
+TABLES = {BLOCKS: ("block_table", "block_keys"), LIGHTS: ("light_table", "light_keys")}
+# How many rows are allocated at first. Blocks and light entries grow, by ``with_room``; kernels rely on the others.
+FIRST_ROWS = {FIELDS: MAX_FIELDS, BASES: MAX_BASES, BLOCKS: 1, LIGHTS: 0}
+
+
+def sizes_of(d: int, tail_bits: int) -> dict[str, int]:
+    """Return the sizes of a model that the shapes in ``ARRAYS`` name."""
+    return {CORE_COORDINATES: d, OWN_DIRECTIONS: min(d, OWN_SIZE), TAIL_PLACES: 1 << tail_bits}
+
+
+def shape_of(spec: ArraySpec, sizes: Mapping[str, int], rows: Mapping[int, int] | Array) -> tuple[int, ...]:
+    """Return the shape of an array; ``rows`` has the number of rows for each of ``counts``."""
+    rest = tuple(sizes[size] if isinstance(size, str) else size for size in spec.shape)
+    return rest if spec.rows is None else (int(rows[spec.rows]), *rest)
 
 
 def new_shared(d: int, length: float, max_blocks: int, tail_bits: int) -> Shared:
     """Return a model that has learned nothing, with d coordinates in its core; its scales are yet to be filled in."""
-    k, n_table = min(d, OWN_SIZE), 1 << (2 * max_blocks - 1).bit_length()
-    bases = np.zeros((MAX_BASES, d, k))
-    bases[0] = np.eye(d)[:, :k]
-    return Shared(
-        counts=np.array([0, 0, 1, 1, 0, 0], np.int64),
-        numbers=np.array([FIRST_NOISE, length]),
-        drift=np.array([LEAST_LOG_DRIFT, 0.0, 0.0, 0.0]),
-        scale_keys=np.zeros(SCALE_SLOTS, np.uint32),
-        scale_core=np.full(SCALE_SLOTS, -1, np.int32),
-        scale_seen=np.zeros(SCALE_SLOTS, np.int32),
-        scale_first=np.zeros((SCALE_SLOTS, FIRST_VALUES), np.float32),
-        scale_stats=np.zeros((SCALE_SLOTS, 4)),
-        field_keys=np.zeros(MAX_FIELDS, np.uint32),
-        log_tau=np.tile(
-            [
-                FIRST_LOG_TAU,
-                FIRST_LOG_TAU,
-                FIRST_SHARED_LOG_TAU,
-                FIRST_LOG_TAU,
-                LEAST_LOG_TAU,
-                FIRST_SHARED_LOG_TAU,
-            ],
-            (MAX_FIELDS, 1),
-        ),
-        slope_squares=np.zeros((MAX_FIELDS, 6)),
-        light_gains=np.zeros(MAX_FIELDS),
-        pair_log_tau=np.full((MAX_FIELDS, MAX_FIELDS), FIRST_PAIR_LOG_TAU),
-        pair_slope_squares=np.zeros((MAX_FIELDS, MAX_FIELDS)),
-        reuse=np.ones((MAX_FIELDS, 2)),
-        reuse_counts=np.zeros((MAX_FIELDS, 2), np.int64),
-        block_table=np.zeros(n_table, np.int32),
-        block_keys=np.zeros(1, np.uint32),
-        block_used=np.zeros(1, np.int64),
-        block_times=np.zeros(1, np.int64),
-        block_log_tau=np.zeros((1, 2)),
-        means=np.zeros((1, d)),
-        covariances=np.zeros((1, d, d)),
-        mean_slopes=np.zeros((1, d)),
-        light_table=np.zeros(0, np.int32),
-        light_keys=np.zeros(0, np.uint32),
-        light_used=np.zeros(0, np.int64),
-        light_times=np.zeros(0, np.int64),
-        light=np.zeros((0, 2), np.float32),
-        tail=np.zeros((1 << tail_bits, 2), np.float32),
-        moment=np.zeros((d, d)),
-        bases=bases,
-    )
+    sizes = sizes_of(d, tail_bits)
+    arrays = {name: np.zeros(shape_of(spec, sizes, FIRST_ROWS), spec.dtype) for name, spec in ARRAYS.items()}
+    shared = Shared(**arrays | {"block_table": new_table(max_blocks)})
+    shared.counts[BASES] = shared.counts[FIELDS] = 1
+    shared.numbers[NOISE] = FIRST_NOISE
+    shared.numbers[LENGTH] = length
+    shared.drift[LOG_DRIFT] = LEAST_LOG_DRIFT
+    shared.scale_core[:] = -1
+    shared.log_tau[:] = FIRST_LOG_TAU
+    shared.log_tau[:, [CORE, CONSTANT]] = FIRST_SHARED_LOG_TAU
+    shared.log_tau[:, LIGHT] = LEAST_LOG_TAU
+    shared.pair_log_tau[:] = FIRST_PAIR_LOG_TAU
+    shared.reuse[:] = 1.0
+    shared.bases[0] = np.eye(d)[:, : sizes[OWN_DIRECTIONS]]
+    return shared
 
 
-def with_room(shared: Shared, n_blocks: int) -> Shared:
-    """Return the model with room for this many blocks."""
-    names = ("block_keys", "block_used", "block_times", "block_log_tau", "means", "covariances", "mean_slopes")
-    return _with_rows(shared, names, n_blocks)
+def with_room(shared: Shared, count: int, n: int) -> Shared:
+    """Return the model with room for n blocks or, if ``count`` is ``LIGHTS``, for n light entries."""
+    grown: dict[str, Array] = {}
+    for name, spec in ARRAYS.items():
+        if spec.rows == count:
+            old = getattr(shared, name)
+            grown[name] = np.zeros((n, *old.shape[1:]), old.dtype)
+            grown[name][: len(old)] = old
+    shared = shared._replace(**grown)
+    return shared if count == BLOCKS else with_table(shared, LIGHTS, n)
 
 
-def with_light_room(shared: Shared, n: int) -> Shared:
-    """Return the model with room for this many light entries; its table is empty."""
-    room = _with_rows(shared, ("light_keys", "light_used", "light_times", "light"), n)
-    return room._replace(light_table=np.zeros(1 << (2 * n - 1).bit_length(), np.int32))
+def with_table(shared: Shared, count: int, n: int) -> Shared:
+    """Return the model with a new table of its blocks or light entries, for n of them."""
+    name, keys = TABLES[count]
+    table = new_table(n)
+    put_all(table, getattr(shared, keys), shared.counts[count])
+    return shared._replace(**{name: table})
 
 
-def _with_rows(shared: Shared, names: Sequence[str], n: int) -> Shared:
-    rows: dict[str, Array] = {}
+def saved_arrays(shared: Shared) -> dict[str, Array]:
+    """Return copies of the arrays that are in files, with the rows in use."""
+    arrays = {}
+    for name, spec in ARRAYS.items():
+        if spec.saved:
+            array = getattr(shared, name)
+            arrays[name] = np.array(array if spec.rows is None else array[: shared.counts[spec.rows]])
+    return arrays
+
+
+def restored(arrays: Mapping[str, Array], max_blocks: int, max_light: int, tail_bits: int) -> Shared:
+    """Return the model whose arrays ``saved_arrays`` returned; refuse arrays that do not fit together."""
+    check_shapes(arrays, max_blocks, max_light, tail_bits)
+    shared = new_shared(len(arrays["moment"]), 1.0, max_blocks, tail_bits)
+    n_blocks, n_light = int(arrays["counts"][BLOCKS]), int(arrays["counts"][LIGHTS])
+    shared = with_room(shared, BLOCKS, n_blocks)
+    if n_light:
+        shared = with_room(shared, LIGHTS, n_light)
+    for name, array in arrays.items():
+        getattr(shared, name)[: len(array)] = array
+    shared = with_table(shared, BLOCKS, max_blocks)
+    return with_table(shared, LIGHTS, n_light) if n_light else shared
+
+
+def check_shapes(arrays: Mapping[str, Array], max_blocks: int, max_light: int, tail_bits: int) -> None:
+    """Refuse arrays that are not those of one model of these sizes: kernels would write outside of them."""
+    names = sorted(name for name, spec in ARRAYS.items() if spec.saved)
+    require(sorted(arrays) == names, "arrays", f"must be {names}", sorted(arrays))
+    counts, moment = arrays["counts"], arrays["moment"]
+    require(counts.dtype == np.int64 and counts.shape == (6,), "counts", "must be six whole numbers", counts.shape)
+    most = {LEARNED: 2**48, SCALES: MAX_SCALES, BLOCKS: max_blocks, BASES: MAX_BASES, FIELDS: MAX_FIELDS}
+    most[LIGHTS] = max_light if counts[BLOCKS] == max_blocks else 0  # until then there is room for blocks
+    for count, bound in most.items():
+        least = 0 if count in (LEARNED, SCALES, LIGHTS) else 1
+        require(least <= counts[count] <= bound, f"counts[{count}]", f"must be in [{least}, {bound}]", counts[count])
+    d = moment.shape[0] if moment.ndim else 0
+    require(1 <= d <= CORE_SIZE, "moment", f"must have 1 to {CORE_SIZE} coordinates", d)
+    sizes = sizes_of(d, tail_bits)
     for name in names:
-        old = getattr(shared, name)
-        rows[name] = np.zeros((n, *old.shape[1:]), old.dtype)
-        rows[name][: len(old)] = old
-    return shared._replace(**rows)
+        dtype, shape = arrays[name].dtype, shape_of(ARRAYS[name], sizes, counts)
+        require(dtype == ARRAYS[name].dtype, name, f"must be of type {np.dtype(ARRAYS[name].dtype)}", dtype)
+        require(arrays[name].shape == shape, name, f"must have the shape {shape}", arrays[name].shape)
+
+
+def require(good: Any, name: str, rule: str, value: Any) -> None:
+    if not good:
+        raise ValueError(f"state: {name} {rule}, got {value}")
 
 
 numbers_of = bare_kernel(own_numbers)

@@ -31,7 +31,7 @@ from fedres.decisions.constants import (
     own_biases,
     own_slots,
 )
-from fedres.decisions.kalman_inputs import find_scale, key_of, put_all, settle_events
+from fedres.decisions.kalman_inputs import find_scale, key_of, settle_events
 from fedres.decisions.kalman_kernels import learn_all, predict
 from fedres.decisions.kalman_own import turn_own
 from fedres.decisions.kalman_state import (
@@ -41,15 +41,15 @@ from fedres.decisions.kalman_state import (
     FIELDS,
     LEARNED,
     LIGHTS,
-    ROWS_BY_COUNT,
     USER,
     Events,
     KalmanRequest,
     Shared,
     new_shared,
     packed_owns,
+    restored,
+    saved_arrays,
     scratch_for,
-    with_light_room,
     with_room,
     workspace_for,
 )
@@ -228,13 +228,12 @@ class ResidualKalman:
         n_blocks = 1 + int(shared.counts[BLOCKS]) + int((np.diff(events.starts) - events.n_context).sum())
         room = min(self.max_blocks, 1 << (n_blocks - 1).bit_length())
         if room > shared.block_keys.size:
-            shared = with_room(shared, room)
+            shared = with_room(shared, BLOCKS, room)
         if n_blocks > self.max_blocks:
             n_light = n_blocks + int(shared.counts[LIGHTS])
             light_room = min(self.max_light, 1 << (n_light - 1).bit_length())
             if light_room > shared.light_keys.size:
-                shared = with_light_room(shared, light_room)
-                put_all(shared.light_table, shared.light_keys, shared.counts[LIGHTS])
+                shared = with_room(shared, LIGHTS, light_room)
         k = shared.bases.shape[2]
         workspace = workspace_for(events, *owns, own_slots(k, self.own_bytes), own_biases(self.own_bytes), k)
         beside = np.zeros((events.users.size, 2)) if beside is None else beside
@@ -265,31 +264,16 @@ class ResidualKalman:
         if not events:
             shared = shared._replace(scale_first=shared.scale_first.copy(), scale_seen=shared.scale_seen.copy())
             _forget_values(shared)
-        arrays = shared._asdict()
-        del arrays["block_table"], arrays["light_table"]
-        for name, count in ROWS_BY_COUNT.items():
-            arrays[name] = arrays[name][: shared.counts[count]]
-        return {name: np.array(array) for name, array in arrays.items()} | kept
+        return saved_arrays(shared) | kept
 
     def load_arrays(self, arrays: Mapping[str, Array]) -> None:
-        """Restore the arrays that ``to_arrays`` of a model with the same settings returned."""
-        self.first, self.shared = None, None
-        if "first.users" in arrays:
-            self.first = [Events(*[np.array(arrays[f"first.{name}"]) for name in Events._fields])]
-        if "counts" not in arrays:
-            self.first = self.first or []
-            return
-        shared = new_shared(arrays["moment"].shape[0], 1.0, self.max_blocks, self.tail_bits)
-        for name, old in shared._asdict().items():
-            if name in arrays and name.startswith(("block", "mean", "covariances", "light")):
-                shared = shared._replace(**{name: np.array(arrays[name])})
-            elif name in arrays:
-                old[: len(arrays[name])] = arrays[name]
-        put_all(shared.block_table, shared.block_keys, shared.block_keys.size)
-        if shared.light_keys.size:
-            shared = with_light_room(shared, shared.light_keys.size)
-            put_all(shared.light_table, shared.light_keys, shared.light_keys.size)
+        """Restore the arrays that ``to_arrays`` of a model with the same settings returned; refuse any others."""
+        first = {name.removeprefix("first."): array for name, array in arrays.items() if name.startswith("first.")}
+        of_shared = {name: array for name, array in arrays.items() if not name.startswith("first.")}
+        shared = restored(of_shared, self.max_blocks, self.max_light, self.tail_bits) if of_shared else None
+        kept = [Events(**{name: np.array(array) for name, array in first.items()})] if first else []
         self.shared = shared
+        self.first = kept or (None if of_shared else [])
 
 
 def _settled(start: Events, max_blocks: int, tail_bits: int) -> Shared:

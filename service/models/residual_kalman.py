@@ -42,11 +42,11 @@ from fedres.decisions.kalman_own import (
 )
 from fedres.decisions.kalman_rows import predict_rows
 from fedres.decisions.kalman_state import (
+    ARRAYS,
     BASES,
     BLOCKS,
     DRIFT_SINCE,
     LEARNED,
-    LEARNING_ONLY,
     OWN,
     Events,
     KalmanRequest,
@@ -81,7 +81,7 @@ from service.settings import Settings
 
 SHARED_FORMAT, PERSONAL_FORMAT = b"FRK9", b"FRK4"
 PUBLISHED_HEAD, DIMENSIONS = 5, 3  # words before the shapes; of a shape
-PUBLISHED = tuple(name for name in Shared._fields if name not in LEARNING_ONLY)
+PUBLISHED = tuple(name for name, spec in ARRAYS.items() if spec.predicts)
 FINITE = (  # arrays that are checked as a whole
     "numbers", "drift", "log_tau", "slope_squares", "light_gains", "pair_log_tau", "pair_slope_squares", "scale_stats",
     "tail", "light", "moment", "bases",

@@ -28,7 +28,7 @@ from fedres.decisions.kalman_inputs import (
     find_key,
     find_light,
     find_scale,
-    put_block,
+    put_key,
     rebase,
     scale_of,
 )
@@ -611,7 +611,7 @@ def test_all_keys_are_found_in_a_table_that_others_were_taken_out_of():
             there.remove(place)
             keys[place] = rng.integers(1, 2**32, dtype=np.uint32)
         else:
-            put_block(table, keys[place], place)
+            put_key(table, keys[place], place)
             there.add(place)
         assert [find_key(table, keys, key) for key in keys] == [p if p in there else -1 for p in range(12)]
 
@@ -640,7 +640,7 @@ def test_looking_for_a_key_in_a_full_table_ends():
     assert shared.counts[SCALES] == 0
     shared.block_table[:] = 1
     assert find_block(shared, key) == -1
-    put_block(shared.block_table, key, 1)
+    put_key(shared.block_table, key, 1)
     assert (shared.block_table == 1).all()
 
 
