@@ -130,7 +130,7 @@ def _of_pairs(shared: Shared, features: Sequence[_Feature]) -> Iterator[Contribu
 
 def _coordinate(shared: Shared, feature: NamedFeature) -> _Coordinate:
     key, value = key_of(np.uint32(feature_hash(feature.name))), float(np.float32(feature.value))
-    slot = int(find_scale(shared.scale_keys, key))
+    slot = int(find_scale(shared, key))
     place = int(shared.scale_core[slot]) if slot >= 0 else -1
     x = float(scaled(shared, max(slot, -1), value, False)) / shared.numbers[LENGTH]
     return _Coordinate(feature.name, int(key), place, x)

@@ -56,6 +56,7 @@ from fedres.decisions.kalman_state import (
     Shared,
     new_shared,
     with_room,
+    with_sound_tables,
 )
 from fedres.decisions.residual_kalman import NO_MODEL, NO_OWNS, Prediction, ResidualKalman, fixed
 
@@ -194,6 +195,7 @@ class DeviceKalman:
         room = min(DEVICE_BLOCKS, 1 << (n_blocks - 1).bit_length())
         if room > self.own.block_keys.size:
             self.own = with_room(self.own, BLOCKS, room)
+        self.own = with_sound_tables(self.own)
         sizes = [field_keys(example.fields[example.n_context :]).size for example in examples]
         parts, slopes = np.empty((len(examples), 2)), np.empty((len(examples), max(sizes)))
         n_seen = np.array([example.n_seen for example in examples], np.int64)
@@ -254,7 +256,7 @@ def _fresh(shared: Shared | None, events: Events) -> Shared:
         own.slope_squares[:] = np.inf  # the server learns τ
     settle_scales(own, shared or _nothing(), events)
     for place, key in enumerate(core):
-        slot = find_scale(own.scale_keys, key)
+        slot = find_scale(own, key)
         if slot >= 0:
             own.scale_core[slot] = 1 + place
     return own

@@ -17,7 +17,6 @@ from safetensors import SafetensorError
 
 from fedres.checks import Array
 from fedres.decisions.constants import CORE_SIZE, MAX_BASES, MAX_BLOCKS, MAX_FIELDS, MAX_LIGHT, MAX_SCALES, TAIL_BITS
-from fedres.decisions.kalman_inputs import find_scale
 from fedres.decisions.kalman_state import (
     ANYBODY,
     BASES,
@@ -61,7 +60,7 @@ def write_document(shared: Shared | None, version: int, tag: str, learned: int) 
     if shared is None:
         return write_safetensors({}, {**metadata, "settled": "0"})
     n_blocks, n_fields, n_light = (int(shared.counts[k]) for k in (BLOCKS, FIELDS, LIGHTS))
-    slots, tail = np.flatnonzero(shared.scale_keys), np.flatnonzero(shared.tail.any(axis=1))
+    slots, tail = slice(shared.counts[SCALES]), np.flatnonzero(shared.tail.any(axis=1))
     rows, columns = np.tril_indices(shared.means.shape[1])
     arrays = {
         "scale_keys": shared.scale_keys[slots],
@@ -125,13 +124,12 @@ def _shared(metadata: Metadata, arrays: Mapping[str, Array]) -> Shared:
     shared = new_shared(d, metadata.length, MAX_BLOCKS, TAIL_BITS)
     shared.numbers[NOISE] = metadata.noise
     shared.counts[LEARNED], shared.counts[BLOCKS], shared.counts[BASES] = metadata.learned, n_blocks, MAX_BASES
-    for key, core, stats in zip(arrays["scale_keys"], arrays["scale_core"], arrays["scale_stats"], strict=True):
-        slot = find_scale(shared.scale_keys, key)
-        _require(slot < 0, "must have every scale once")
-        slot = -1 - slot
-        shared.scale_keys[slot], shared.scale_core[slot], shared.scale_stats[slot] = key, core, stats
+    shared.counts[SCALES] = arrays["scale_keys"].size
+    for name in ("scale_keys", "scale_core", "scale_stats"):
+        getattr(shared, name)[: shared.counts[SCALES]] = arrays[name]
+    shared = with_table(shared, SCALES, MAX_SCALES)
     n_fields = shared.counts[FIELDS] = arrays["field_keys"].size
-    shared.counts[SCALES], shared.field_keys[:n_fields] = arrays["scale_keys"].size, arrays["field_keys"]
+    shared.field_keys[:n_fields] = arrays["field_keys"]
     shared.log_tau[:n_fields], shared.reuse[:n_fields, ANYBODY] = arrays["log_tau"], arrays["reuse"]
     shared.pair_log_tau[:n_fields, :n_fields] = arrays["pair_log_tau"]
     shared.tail[arrays["tail_places"]] = arrays["tail"]
@@ -177,6 +175,7 @@ def _check(metadata: Metadata, arrays: Mapping[str, Array]) -> tuple[int, int]:
     _require(n_light <= MAX_LIGHT, "must keep within the bounds of a model")
     _require(np.unique(arrays["light_keys"]).size == n_light, "must have every light entry once")
     _require(bool((arrays["scale_keys"] != 0).all()), "must have scales with a key")
+    _require(np.unique(arrays["scale_keys"]).size == n_scales, "must have every scale once")
     reuse = arrays["reuse"]
     _require(bool(((reuse >= 0) & (reuse <= 1)).all()), "must have shares of features that come again")
     core, places = arrays["scale_core"], arrays["tail_places"]

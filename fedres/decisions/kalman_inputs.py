@@ -41,8 +41,7 @@ from fedres.decisions.kalman_state import (
     SCALES,
     UNIT,
 )
-from fedres.decisions.key_tables import Key, drop_key, find_key, first_slot, put_key
-from fedres.local_learners.adagrad import at
+from fedres.key_tables import Key, clear, drop_key, find_key, put_key, table_words
 
 
 @bare_kernel
@@ -58,16 +57,21 @@ def action_key(key: Key) -> Key:
 
 
 @bare_kernel
-def find_scale(keys: Array, key: Key) -> Any:
-    """Return the slot of a key, else −1 − its empty slot, which is −1 − the size of the table if that is full."""
-    slot = first_slot(key, keys.size)
-    for _ in range(keys.size):
-        if keys[at(slot)] == key:
-            return slot
-        if keys[at(slot)] == 0:
-            return -1 - slot
-        slot = (slot + 1) & (keys.size - 1)
-    return -1 - keys.size
+def find_scale(shared: Any, key: Key) -> Any:
+    """Return the row of a scale, −1 if there is none."""
+    return find_key(shared.scale_table, shared.scale_keys, key)
+
+
+@bare_kernel
+def add_scale(shared: Any, key: Key) -> Any:
+    """Return the row of a new scale, −1 if there is no room."""
+    row = shared.counts[SCALES]
+    if row >= MAX_SCALES:
+        return -1
+    shared.scale_keys[row] = key
+    put_key(shared.scale_table, key, row)
+    shared.counts[SCALES] += 1
+    return row
 
 
 @inner_kernel
@@ -112,16 +116,12 @@ def _settle(first: Array, n: int, medians: float, stats: Array) -> None:
 
 @bare_kernel
 def scale_of(shared: Any, key: Key, value: float, new: bool, medians: float) -> Any:
-    """Return the slot of a number's scale, −1 if it has none; ``new`` values settle it."""
-    slot = find_scale(shared.scale_keys, key)
-    if not new:
-        return max(slot, -1)
-    if slot < 0:
-        if shared.counts[SCALES] >= MAX_SCALES or slot == -1 - shared.scale_keys.size:
-            return -1
-        slot = -1 - slot
-        shared.scale_keys[slot] = key
-        shared.counts[SCALES] += 1
+    """Return the row of a number's scale, −1 if it has none; ``new`` values settle it."""
+    slot = find_scale(shared, key)
+    if slot < 0 and new:
+        slot = add_scale(shared, key)
+    if slot < 0 or not new:
+        return slot
     n = shared.scale_seen[slot]
     if n < FIRST_VALUES:
         shared.scale_first[slot, n] = value
@@ -197,7 +197,7 @@ def action_value(shared: Any, word: Key, value: float, field: Key, new: bool) ->
     if key != key_of(field) and value == 1.0:
         return 1.0
     scale_key = action_key(key)
-    if value == 0 and find_scale(shared.scale_keys, scale_key) < 0:
+    if value == 0 and find_scale(shared, scale_key) < 0:
         return 0.0
     return scaled(shared, scale_of(shared, scale_key, value, new, ACTION_UNIT), value, True)
 
@@ -222,17 +222,19 @@ def settle_events(shared: Any, events: Any) -> None:
 
 
 @inner_kernel
-def action_blocks(
-    shared: Any, hashes: Array, values: Array, fields: Array, new: bool, keys: Array, xs: Array, names: Array
-) -> int:
+def action_blocks(shared: Any, hashes: Array, values: Array, fields: Array, new: bool, scratch: Any) -> int:
     """Fill in keys, values and fields of block 0 and of an action's blocks, each once; return how many."""
-    keys[0], xs[0], names[0], n = 0, 1.0, 0, 1
+    keys, xs, names, n = scratch.keys, scratch.xs, scratch.names, 1
+    seen = scratch.seen[: table_words(hashes.size)]
+    clear(seen, shared.block_table)
+    keys[0], xs[0], names[0] = 0, 1.0, 0
     for j in range(hashes.size):
-        key, x, k = key_of(hashes[j]), action_value(shared, hashes[j], np.float64(values[j]), fields[j], new), 1
-        while k < n and keys[k] != key:
-            k += 1
-        if k == n:
+        key, x = key_of(hashes[j]), action_value(shared, hashes[j], np.float64(values[j]), fields[j], new)
+        k = find_key(seen, keys, key)
+        if k < 0:
+            k = n
             keys[n], xs[n], names[n] = key, 0.0, key_of(fields[j])
+            put_key(seen, key, n)
             n += 1
         xs[k] += x
     m = 1

@@ -92,7 +92,7 @@ from fedres.decisions.kalman_state import (
     USER,
     scratch_for,
 )
-from fedres.decisions.key_tables import Key
+from fedres.key_tables import Key, clear, find_key, put_key, table_words
 
 
 @inner_kernel
@@ -172,14 +172,12 @@ def predict(shared: Any, own: Array, personal: bool, request: Any, parts: Array)
     mean, and should reduce the variance of the sum by (Σv)²/q; blocks, which learn it as if each of them were alone,
     reduce theirs by Σv²/q together.
     """
-    n_context, n_features, n_slots = request.starts[0], request.hashes.size - request.starts[0], 4
-    while n_slots < 2 * n_features:
-        n_slots *= 2
+    n_context, n_features = request.starts[0], request.hashes.size - request.starts[0]
     scratch = scratch_for(shared.bases.shape[1], shared.bases.shape[2], n_context, n_features, 1)
     if own.size and own[BASIS] != shared.counts[BASES] - 1:
         own = own.copy()
         turn_own(shared, own, scratch)
-    blocks = np.zeros(n_slots, np.uint32), np.empty((n_slots, 3))
+    blocks = np.empty(table_words(n_features), np.uint32), np.empty(n_features, np.uint32), np.empty((n_features, 3))
     predict_in(scratch, blocks, shared, own, personal, request, parts)
 
 
@@ -198,9 +196,11 @@ def inputs_in(scratch: Any, shared: Any, hashes: Array, values: Array, new: bool
 def predict_in(
     scratch: Any, blocks: Any, shared: Any, own: Array, personal: bool, request: Any, parts: Array
 ) -> None:  # fmt: skip
-    """Do the same; ``blocks`` is a table, with empty slots, of the blocks already computed."""
-    (block_keys, block_parts), (hashes, values, fields, starts) = blocks, request
-    keys, xs, names, gain, n_slots = scratch.keys, scratch.xs, scratch.names, scratch.gains[0], block_keys.size
+    """Do the same; ``blocks`` is room for the blocks already computed: a table, their keys and their parts."""
+    (words, block_keys, block_parts), (hashes, values, fields, starts) = blocks, request
+    ready, n_ready = words[: table_words(hashes.size - starts[0])], 0
+    clear(ready, shared.block_table)
+    keys, xs, names, gain = scratch.keys, scratch.xs, scratch.names, scratch.gains[0]
     n_places, n_tail = inputs_in(scratch, shared, hashes[: starts[0]], values[: starts[0]], False)
     inputs = scratch.z, scratch.places[:n_places], scratch.t_keys[:n_tail], scratch.t[:n_tail], scratch.r
     room = gain, scratch.own_gains[0], scratch.squares[0]
@@ -209,21 +209,20 @@ def predict_in(
     for a in range(starts.size - 1):
         parts[a, 0], parts[a, 1] = base[0], base[1]
         mine = slice(starts[a], starts[a + 1])
-        n_blocks = action_blocks(shared, hashes[mine], values[mine], fields[mine], False, keys, xs, names)
+        n_blocks = action_blocks(shared, hashes[mine], values[mine], fields[mine], False, scratch)
         of_id, of_others, squares = 0.0, 0.0, 0.0
         for f in range(1, n_blocks):
-            slot = np.int64(keys[f]) & (n_slots - 1)
-            for _ in range(n_slots):
-                if block_keys[slot] == 0 or block_keys[slot] == keys[f]:
-                    break
-                slot = (slot + 1) & (n_slots - 1)
-            if block_keys[slot] == 0:
-                block_keys[slot] = keys[f]
+            place = find_key(ready, block_keys, keys[f])
+            if place < 0:
+                place = n_ready
+                block_keys[place] = keys[f]
+                put_key(ready, keys[f], place)
+                n_ready += 1
                 part = block_part(shared, own, personal, keys[f], names[f], inputs, room)
-                block_parts[slot, 0], block_parts[slot, 1], block_parts[slot, 2] = part
-            parts[a, 0] += xs[f] * block_parts[slot, 0]
-            parts[a, 1] += xs[f] * block_parts[slot, 1]
-            variance = xs[f] * xs[f] * block_parts[slot, 2]
+                block_parts[place, 0], block_parts[place, 1], block_parts[place, 2] = part
+            parts[a, 0] += xs[f] * block_parts[place, 0]
+            parts[a, 1] += xs[f] * block_parts[place, 1]
+            variance = xs[f] * xs[f] * block_parts[place, 2]
             if names[f] == np.uint32(ID_FIELD):
                 of_id += variance
             else:
@@ -477,7 +476,7 @@ def read_event(scratch: Any, shared: Any, events: Any, e: int, new: bool) -> Any
             shared.moment[places[a], places[b]] += z[places[a]] * z[places[b]]
     n_features = action_blocks(
         shared, events.hashes[middle:last], events.values[middle:last], events.fields[middle:last], new,
-        scratch.keys, scratch.xs, scratch.names,
+        scratch,
     )  # fmt: skip
     return n_places, n_tail, n_features
 

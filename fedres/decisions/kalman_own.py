@@ -26,7 +26,7 @@ from fedres.decisions.constants import (
 )
 from fedres.decisions.elementary import exp
 from fedres.decisions.kalman_state import BASES, CONSTANT, CORE, LIGHT, OWN, numbers_of, slot_words
-from fedres.decisions.key_tables import Key
+from fedres.key_tables import Key
 
 COUNT, BASIS, CLOCK, BIASES = range(4)  # of a personal model's words
 SLOT_KEY, SLOT_FIELD, SLOT_USED = range(3)  # of a slot's

@@ -16,7 +16,7 @@ from fedres.decisions.elementary import exp
 from fedres.decisions.kalman_diagonal import diagonal_part, learn_diagonal, step_log_tau
 from fedres.decisions.kalman_inputs import action_key, field_place, tail_place
 from fedres.decisions.kalman_state import AT_HIGH, AT_LOW, AT_PAIR, FIELDS
-from fedres.decisions.key_tables import Key
+from fedres.key_tables import Key
 from fedres.local_learners.adagrad import at
 
 

@@ -12,10 +12,11 @@ import numpy as np
 
 from fedres.checks import Array
 from fedres.compiling import inner_kernel, kernel
-from fedres.decisions.constants import FIRST_LOG_TAU, FIRST_VALUES, MAX_SCALES
+from fedres.decisions.constants import FIRST_LOG_TAU, FIRST_VALUES
 from fedres.decisions.kalman_inputs import (
     action_blocks,
     action_key,
+    add_scale,
     field_place,
     find_scale,
     key_of,
@@ -32,7 +33,7 @@ from fedres.decisions.kalman_kernels import (
 )
 from fedres.decisions.kalman_own import tau_of
 from fedres.decisions.kalman_pairs import find_pairs
-from fedres.decisions.kalman_state import OWN, SCALES, TAIL, Events, Workspace, scratch_for
+from fedres.decisions.kalman_state import OWN, TAIL, Events, Workspace, scratch_for
 
 
 @kernel
@@ -64,7 +65,7 @@ def example_part(
     z, places, t_keys, t = scratch.z, scratch.places[:n_places], scratch.t_keys[:n_tail], scratch.t[:n_tail]
     keys, xs, names = scratch.keys, scratch.xs, scratch.names
     own = fields[n_context:]
-    n_blocks = action_blocks(shared, hashes[n_context:], values[n_context:], own, False, keys, xs, names)
+    n_blocks = action_blocks(shared, hashes[n_context:], values[n_context:], own, False, scratch)
     order = field_keys(own)
     slopes[: order.size] = 0.0
     mean, variance = 0.0, 0.0
@@ -101,15 +102,14 @@ def step_device_priors(shared: Any, names: Array, slopes: Array) -> None:
 
 @inner_kernel
 def _adopt(shared: Any, other: Any, key: Any) -> None:
-    slot = find_scale(shared.scale_keys, key)
-    other_slot = find_scale(other.scale_keys, key)
-    if -1 - shared.scale_keys.size < slot < 0 and other_slot >= 0 and shared.counts[SCALES] < MAX_SCALES:
-        slot = -1 - slot
-        shared.scale_keys[slot] = key
-        shared.scale_seen[slot] = FIRST_VALUES
+    other_row = find_scale(other, key)
+    if other_row < 0 or find_scale(shared, key) >= 0:
+        return
+    row = add_scale(shared, key)
+    if row >= 0:
+        shared.scale_seen[row] = FIRST_VALUES
         for k in range(shared.scale_stats.shape[1]):
-            shared.scale_stats[slot, k] = other.scale_stats[other_slot, k]
-        shared.counts[SCALES] += 1
+            shared.scale_stats[row, k] = other.scale_stats[other_row, k]
 
 
 @kernel

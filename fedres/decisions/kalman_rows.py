@@ -29,12 +29,12 @@ from fedres.decisions.kalman_state import (
     scratch_for,
     slot_words,
 )
-from fedres.decisions.key_tables import Key
+from fedres.key_tables import Key, find_key, mixed, put_key
 from fedres.local_learners.adagrad import at
 
 # Of a field: the variance of a new feature, τ of light entries and tail weights, ρ of all users, the personal variance.
 NEW, OF_LIGHT, OF_TAIL, SHARE, PERSONAL = range(5)
-KINDS = 1 << 16  # by the last bits of its key, a feature may be in a model, or is not
+KINDS = 1 << 16  # by some bits of its mixed key, a feature may be in a model, or is not
 LIGHT_KIND, WHOLE_KIND = 1, 2  # it may have a light entry; it may have a block or be in the user's model
 
 
@@ -55,19 +55,17 @@ def number_features(
 ) -> int:
     """Fill in the number of each feature, with new numbers for new features; return how many there are then.
 
-    ``table`` has 1 + the number of a feature, 0 where empty; it has more slots than there will be features.
+    ``table`` has at least twice as many slots as there will be features.
     """
-    mask = table.size - 1
     for j in range(row_hashes.size):
         key = key_of(row_hashes[j])
-        slot = np.int64(np.uint64(key) * np.uint64(0x9E3779B1) >> np.uint64(8)) & mask
-        while table[at(slot)] != 0 and keys[at(table[at(slot)] - 1)] != key:
-            slot = (slot + 1) & mask
-        if table[slot] == 0:
+        number = find_key(table, keys, key)
+        if number < 0:
+            number = n
             keys[n], fields[n] = key, key_of(row_fields[j])
-            table[slot] = n + 1
+            put_key(table, key, n)
             n += 1
-        numbers[j] = table[slot] - 1
+        numbers[j] = number
     return n
 
 
@@ -139,7 +137,7 @@ def predict_rows(
     feature_parts = np.empty((rows.keys.size, 3))
     for f in range(rows.keys.size):
         key = rows.keys[f]
-        kind = kinds[at(key & np.uint32(KINDS - 1))]
+        kind = kinds[_kind_of(shared, key)]
         if kind == WHOLE_KIND:
             part = block_part(shared, own, personal, key, rows.fields[f], inputs, room)
         else:
@@ -180,18 +178,22 @@ def _rare_part(shared: Any, key: Key, may_be_light: bool, prior: Array, inputs: 
 
 
 @inner_kernel
+def _kind_of(shared: Any, key: Key) -> Any:
+    return mixed(shared.block_table, key) & np.uint64(KINDS - 1)
+
+
+@inner_kernel
 def _mark(shared: Any, own: Array, k: int, kinds: Array) -> None:
     """Mark the kinds of all features in the models: most of a large catalogue's features are in none."""
-    last = np.uint32(KINDS - 1)
     for key in shared.light_keys:
-        kinds[at(key & last)] = LIGHT_KIND
+        kinds[_kind_of(shared, key)] = LIGHT_KIND
     for key in shared.block_keys:
-        kinds[at(key & last)] = WHOLE_KIND
+        kinds[_kind_of(shared, key)] = WHOLE_KIND
     if own.size:
         for slot in range(np.int64(own[COUNT])):
-            kinds[at(own[HEAD + slot * slot_words(k) + SLOT_KEY] & last)] = WHOLE_KIND
+            kinds[_kind_of(shared, own[HEAD + slot * slot_words(k) + SLOT_KEY])] = WHOLE_KIND
         for j in range(np.int64(own[BIASES])):
-            kinds[at(own[own.size - BIAS_WORDS * (j + 1) + BIAS_KEY] & last)] = WHOLE_KIND
+            kinds[_kind_of(shared, own[own.size - BIAS_WORDS * (j + 1) + BIAS_KEY])] = WHOLE_KIND
 
 
 @inner_kernel

@@ -35,7 +35,8 @@ from fedres.decisions.constants import (
     SLOT_HEAD,
     own_numbers,
 )
-from fedres.decisions.key_tables import new_table, put_all
+from fedres.key_tables import LONGEST, MOST_PROBES, new_table, put_all, table_words
+from fedres.key_tables import TAIL as TABLE_TAIL
 
 LEARNED, BLOCKS, BASES, FIELDS, SCALES, LIGHTS = range(6)  # of ``counts``
 NOISE, LENGTH = range(2)  # of ``numbers``
@@ -49,7 +50,7 @@ ANYBODY, USER = range(2)  # columns of ``reuse``: whether anybody, or the user, 
 # slot, the first word of its personal bias, and how often the user has met it.
 AT_BLOCK, AT_FIELD, AT_SLOT, AT_BIAS, MET = range(5)
 AT_PAIR, AT_LOW, AT_HIGH = range(3)  # columns of ``pair_places``: where a pair's weight is in the tail, and its fields
-SCALE_SLOTS = 2048  # a power of two, of which MAX_SCALES are used
+SCALE_ROWS = 2048  # of which MAX_SCALES are used
 
 
 class Shared(NamedTuple):
@@ -58,7 +59,8 @@ class Shared(NamedTuple):
     counts: Array  # int64: events learned, blocks, bases, fields, scales, light entries
     numbers: Array  # float64: noise, length of a context
     drift: Array  # float64: log φ, the sum of squared slopes by it; drift of idle blocks, which adds up since an event
-    scale_keys: Array  # uint32, a table with empty slots: 0
+    scale_table: Array  # uint32, as in ``key_tables``
+    scale_keys: Array  # uint32, 0 where unused
     scale_core: Array  # int32, the coordinate in the core, −1 is none
     scale_seen: Array  # int32, how many of the first values there are
     scale_first: Array  # float32, the first values, until there are enough to settle the scale
@@ -71,7 +73,7 @@ class Shared(NamedTuple):
     pair_slope_squares: Array  # float64, the sums of squared slopes by it
     reuse: Array  # float64, ρ: the share of learned features that are learned more than once, by anybody and by a user
     reuse_counts: Array  # int64, of how many
-    block_table: Array  # int32, 1 + the place of a block, 0 where empty
+    block_table: Array  # uint32, as in ``key_tables``
     block_keys: Array  # uint32
     block_used: Array  # int64, the event that learned it last
     block_times: Array  # int64, how many events have learned it
@@ -79,7 +81,7 @@ class Shared(NamedTuple):
     means: Array  # float64, W: blocks × d
     covariances: Array  # float64, P: blocks × d × d
     mean_slopes: Array  # float64, of W by φ: blocks × d
-    light_table: Array  # int32, 1 + the row of a light entry, 0 where empty
+    light_table: Array  # uint32, as in ``key_tables``
     light_keys: Array  # uint32; none where there are no light entries
     light_used: Array  # int64, the event that learned it last
     light_times: Array  # int64, how many events have learned it
@@ -128,6 +130,7 @@ class Scratch(NamedTuple):
     t_keys: Array  # uint32, c
     t: Array  # float64, c
     keys: Array  # uint32, 1 + m: blocks
+    seen: Array  # uint32, room for a table of them
     xs: Array  # float64, 1 + m
     names: Array  # uint32, 1 + m: fields
     where: Array  # int64, (1 + m) × 5: where the weights of a block are
@@ -154,6 +157,7 @@ def scratch_for(d: int, k: int, n_context: int, n_action: int, n_gains: int) -> 
         np.empty(n_context, np.uint32),
         np.empty(n_context),
         np.empty(m, np.uint32),
+        np.empty(table_words(m), np.uint32),
         np.empty(m),
         np.empty(m, np.uint32),
         np.empty((m, 5), np.int64),
@@ -185,11 +189,12 @@ ARRAYS = {
     "counts": ArraySpec(np.int64, (6,)),
     "numbers": ArraySpec(np.float64, (2,)),
     "drift": ArraySpec(np.float64, (4,), predicts=False),
-    "scale_keys": ArraySpec(np.uint32, (SCALE_SLOTS,)),
-    "scale_core": ArraySpec(np.int32, (SCALE_SLOTS,)),
-    "scale_seen": ArraySpec(np.int32, (SCALE_SLOTS,), predicts=False),
-    "scale_first": ArraySpec(np.float32, (SCALE_SLOTS, FIRST_VALUES), predicts=False),
-    "scale_stats": ArraySpec(np.float64, (SCALE_SLOTS, 4)),
+    "scale_table": ArraySpec(np.uint32, (0,), saved=False),
+    "scale_keys": ArraySpec(np.uint32, (SCALE_ROWS,)),
+    "scale_core": ArraySpec(np.int32, (SCALE_ROWS,)),
+    "scale_seen": ArraySpec(np.int32, (SCALE_ROWS,), predicts=False),
+    "scale_first": ArraySpec(np.float32, (SCALE_ROWS, FIRST_VALUES), predicts=False),
+    "scale_stats": ArraySpec(np.float64, (SCALE_ROWS, 4)),
     "field_keys": ArraySpec(np.uint32, (), FIELDS),
     "log_tau": ArraySpec(np.float64, (6,), FIELDS),
     "slope_squares": ArraySpec(np.float64, (6,), FIELDS, predicts=False),
@@ -198,7 +203,7 @@ ARRAYS = {
     "pair_slope_squares": ArraySpec(np.float64, (MAX_FIELDS,), FIELDS, predicts=False),
     "reuse": ArraySpec(np.float64, (2,), FIELDS),
     "reuse_counts": ArraySpec(np.int64, (2,), FIELDS, predicts=False),
-    "block_table": ArraySpec(np.int32, (0,), saved=False),
+    "block_table": ArraySpec(np.uint32, (0,), saved=False),
     "block_keys": ArraySpec(np.uint32, (), BLOCKS),
     "block_used": ArraySpec(np.int64, (), BLOCKS, predicts=False),
     "block_times": ArraySpec(np.int64, (), BLOCKS, predicts=False),
@@ -206,7 +211,7 @@ ARRAYS = {
     "means": ArraySpec(np.float64, (CORE_COORDINATES,), BLOCKS),
     "covariances": ArraySpec(np.float64, (CORE_COORDINATES, CORE_COORDINATES), BLOCKS),
     "mean_slopes": ArraySpec(np.float64, (CORE_COORDINATES,), BLOCKS, predicts=False),
-    "light_table": ArraySpec(np.int32, (0,), saved=False),
+    "light_table": ArraySpec(np.uint32, (0,), saved=False),
     "light_keys": ArraySpec(np.uint32, (), LIGHTS),
     "light_used": ArraySpec(np.int64, (), LIGHTS, predicts=False),
     "light_times": ArraySpec(np.int64, (), LIGHTS, predicts=False),
@@ -215,7 +220,11 @@ ARRAYS = {
     "moment": ArraySpec(np.float64, (CORE_COORDINATES, CORE_COORDINATES), predicts=False),
     "bases": ArraySpec(np.float64, (CORE_COORDINATES, OWN_DIRECTIONS), BASES),
 }
-TABLES = {BLOCKS: ("block_table", "block_keys"), LIGHTS: ("light_table", "light_keys")}
+TABLES = {
+    SCALES: ("scale_table", "scale_keys"),
+    BLOCKS: ("block_table", "block_keys"),
+    LIGHTS: ("light_table", "light_keys"),
+}
 # How many rows are allocated at first. Blocks and light entries grow, by ``with_room``; kernels rely on the others.
 FIRST_ROWS = {FIELDS: MAX_FIELDS, BASES: MAX_BASES, BLOCKS: 1, LIGHTS: 0}
 
@@ -235,7 +244,8 @@ def new_shared(d: int, length: float, max_blocks: int, tail_bits: int) -> Shared
     """Return a model that has learned nothing, with d coordinates in its core; its scales are yet to be filled in."""
     sizes = sizes_of(d, tail_bits)
     arrays = {name: np.zeros(shape_of(spec, sizes, FIRST_ROWS), spec.dtype) for name, spec in ARRAYS.items()}
-    shared = Shared(**arrays | {"block_table": new_table(max_blocks)})
+    tables = {"scale_table": new_table(MAX_SCALES), "block_table": new_table(max_blocks), "light_table": new_table(1)}
+    shared = Shared(**arrays | tables)
     shared.counts[BASES] = shared.counts[FIELDS] = 1
     shared.numbers[NOISE] = FIRST_NOISE
     shared.numbers[LENGTH] = length
@@ -263,11 +273,20 @@ def with_room(shared: Shared, count: int, n: int) -> Shared:
 
 
 def with_table(shared: Shared, count: int, n: int) -> Shared:
-    """Return the model with a new table of its blocks or light entries, for n of them."""
+    """Return the model with a new table of its scales, blocks or light entries, for n of them."""
     name, keys = TABLES[count]
     table = new_table(n)
     put_all(table, getattr(shared, keys), shared.counts[count])
     return shared._replace(**{name: table})
+
+
+def with_sound_tables(shared: Shared) -> Shared:
+    """Return the model with new tables, which have other secrets, where a key is too far from its first slot."""
+    for count, (name, _) in TABLES.items():
+        table = getattr(shared, name)
+        if table[LONGEST] > MOST_PROBES:
+            shared = with_table(shared, count, (table.size - TABLE_TAIL) // 2)
+    return shared
 
 
 def saved_arrays(shared: Shared) -> dict[str, Array]:
@@ -288,9 +307,11 @@ def restored(arrays: Mapping[str, Array], max_blocks: int, max_light: int, tail_
     shared = with_room(shared, BLOCKS, n_blocks)
     if n_light:
         shared = with_room(shared, LIGHTS, n_light)
+    order = np.argsort(arrays["scale_keys"] == 0, kind="stable")  # older files have unused rows in between
     for name, array in arrays.items():
-        getattr(shared, name)[: len(array)] = array
-    shared = with_table(shared, BLOCKS, max_blocks)
+        is_of_scales = ARRAYS[name].shape[:1] == (SCALE_ROWS,)
+        getattr(shared, name)[: len(array)] = array[order] if is_of_scales else array
+    shared = with_table(with_table(shared, BLOCKS, max_blocks), SCALES, MAX_SCALES)
     return with_table(shared, LIGHTS, n_light) if n_light else shared
 
 
@@ -383,4 +404,4 @@ def packed_owns(workspace: Any, k: int) -> Any:
     return words, sizes
 
 
-assert MAX_SCALES * 5 <= SCALE_SLOTS * 4
+assert MAX_SCALES <= SCALE_ROWS

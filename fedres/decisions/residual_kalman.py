@@ -51,6 +51,7 @@ from fedres.decisions.kalman_state import (
     saved_arrays,
     scratch_for,
     with_room,
+    with_sound_tables,
     workspace_for,
 )
 
@@ -74,6 +75,25 @@ class Owns(NamedTuple):
 
 
 NO_OWNS = Owns(NO_MODEL, np.zeros(0, np.int64))
+
+
+class KeptEvents:
+    """Events that are kept to be learned again, and how many they are."""
+
+    def __init__(self, parts: Sequence[Events] = ()) -> None:
+        self.parts: list[Events] = []
+        self.n_events = 0
+        self.n_features = 0
+        for part in parts:
+            self.add(part)
+
+    def add(self, part: Events) -> None:
+        self.parts.append(part)
+        self.n_events += part.users.size
+        self.n_features += part.hashes.size
+
+    def joined(self) -> Events:
+        return _joined(self.parts)
 
 
 class ResidualKalman:
@@ -108,13 +128,15 @@ class ResidualKalman:
         self.low, self.span = float(low), float(high) - float(low)
         self.max_blocks, self.max_light, self.tail_bits, self.own_bytes = max_blocks, max_light, tail_bits, own_bytes
         self.choice_events = choice_events
-        self.first: list[Events] | None = []  # all events so far, until they were learned again
+        self.first: KeptEvents | None = KeptEvents()  # all events so far, until they were learned again
         self.shared: Shared | None = None
 
     @property
     def learned(self) -> int:
         """How many rewards were learned, those of the start included."""
-        return _n_events(self.first) if self.shared is None else int(self.shared.counts[LEARNED])
+        if self.shared is not None:
+            return int(self.shared.counts[LEARNED])
+        return 0 if self.first is None else self.first.n_events
 
     def predict(self, request: KalmanRequest, own: Array | None = None) -> Prediction:
         """Return means and widths of the actions of a request for the user with the model ``own``.
@@ -160,45 +182,47 @@ class ResidualKalman:
             if self.shared is not None and beside is not None:
                 self.first = None  # residuals cannot be learned again
                 break
-            n = self._n_kept(events)
+            n = self._n_kept(self.first, events)
             part = _part(events, 0, n)
-            self.first.append(_kept(part))
+            self.first.add(_kept(part))
             if self.shared is None:
-                self._settle()
+                self._settle(self.first)
             else:
                 owns = self._learn(part, owns, left[:n])
             events, left = _part(events, n, events.users.size), left[n:]
-            self._choose()
+            self._choose(self.first)
         return self._learn(events, owns, left)
 
-    def _n_kept(self, events: Events) -> int:
+    def _n_kept(self, first: KeptEvents, events: Events) -> int:
         """Return how many of the events fit before the next step: the end of the start, or the choice."""
         until = START_EVENTS if self.shared is None else self.choice_events
-        n = min(until - _n_events(self.first), events.users.size)
+        n = min(until - first.n_events, events.users.size)
         if self.shared is None:
             return n
-        room = MOST_KEPT - _n_features(self.first)
+        room = MOST_KEPT - first.n_features
         return min(n, 1 + int(np.searchsorted(events.starts[1:] - events.starts[0], room)))
 
-    def _settle(self) -> None:
+    def _settle(self, first: KeptEvents) -> None:
         """Begin, once the events of the start are complete."""
-        if _n_events(self.first) == START_EVENTS:
-            start = _joined(self.first or [])
+        if first.n_events == START_EVENTS:
+            start = first.joined()
             self.shared = _settled(start, self.max_blocks, self.tail_bits)
             self.shared, _, _ = self._learned(self.shared, start, NO_OWNS, None, new=False)
             if self.choice_events <= START_EVENTS:
                 self.first = None
 
-    def _choose(self) -> None:
+    def _choose(self, first: KeptEvents | None) -> None:
         """Learn the first events again: with τ of one field of actions at a time at 1, and of the others at 0.01.
 
         The trial with the least error stays. Blocks learn as if independent: fields with the same effect, such as an
         article and its topic, share it by their τ, and each keeps its share even if its τ is learned better later.
         """
-        enough = _n_events(self.first) == self.choice_events or _n_features(self.first) >= MOST_KEPT
-        if self.first is None or self.shared is None or not enough:
+        if first is None or self.shared is None:
             return
-        events, self.first = _joined(self.first), None
+        if first.n_events < self.choice_events and first.n_features < MOST_KEPT:
+            return
+        events = first.joined()
+        self.first = None
         n_fields, n, least = int(self.shared.counts[FIELDS]), events.users.size, np.inf
         start, *rest = (_part(events, at, min(at + START_EVENTS, n)) for at in range(0, n, START_EVENTS))
         fields = range(1, min(n_fields, 1 + CHOICE_FIELDS)) if n_fields > 2 and rest else ()
@@ -225,6 +249,7 @@ class ResidualKalman:
         self, shared: Shared, events: Events, owns: Owns, beside: Array | None, *, new: bool
     ) -> tuple[Shared, Owns, float]:
         """Learn events with a shared model; return it, the personal ones, and the sum of squared errors."""
+        shared = with_sound_tables(shared)
         n_blocks = 1 + int(shared.counts[BLOCKS]) + int((np.diff(events.starts) - events.n_context).sum())
         room = min(self.max_blocks, 1 << (n_blocks - 1).bit_length())
         if room > shared.block_keys.size:
@@ -245,8 +270,10 @@ class ResidualKalman:
 
         Scales that wait for further values stay as they are.
         """
-        kept = bool(self.first) or (self.shared is not None and bool(self.shared.scale_first.any()))
-        self.first = [] if self.shared is None else None
+        kept = self.first is not None and self.first.n_events > 0
+        if self.shared is not None:
+            kept |= bool(self.shared.scale_first.any())
+        self.first = KeptEvents() if self.shared is None else None
         if self.shared is not None:
             _forget_values(self.shared)
         return kept
@@ -256,8 +283,9 @@ class ResidualKalman:
 
         Without ``events``, the arrays are those after ``forget_events``.
         """
-        first = _joined(self.first or [])._asdict() if events and _n_events(self.first) else {}
-        kept = {f"first.{name}": array for name, array in first.items()}
+        kept: dict[str, Array] = {}
+        if events and self.first is not None and self.first.n_events:
+            kept = {f"first.{name}": array for name, array in self.first.joined()._asdict().items()}
         if self.shared is None:
             return kept
         shared = self.shared
@@ -273,7 +301,7 @@ class ResidualKalman:
         shared = restored(of_shared, self.max_blocks, self.max_light, self.tail_bits) if of_shared else None
         kept = [Events(**{name: np.array(array) for name, array in first.items()})] if first else []
         self.shared = shared
-        self.first = kept or (None if of_shared else [])
+        self.first = KeptEvents(kept) if kept or not of_shared else None
 
 
 def _settled(start: Events, max_blocks: int, tail_bits: int) -> Shared:
@@ -289,7 +317,7 @@ def _settled(start: Events, max_blocks: int, tail_bits: int) -> Shared:
     shared = new_shared(1 + len(frequent), length, max_blocks, tail_bits)
     settle_events(shared, start)
     for place, (_, key) in enumerate(frequent):
-        shared.scale_core[find_scale(shared.scale_keys, np.uint32(key))] = 1 + place
+        shared.scale_core[find_scale(shared, np.uint32(key))] = 1 + place
     return shared
 
 
@@ -370,11 +398,3 @@ def _joined(parts: Sequence[Events]) -> Events:
     columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name in Events._fields}
     columns["starts"] = np.cumsum([0, *np.concatenate([np.diff(part.starts) for part in parts])], dtype=np.int64)
     return Events(**columns)
-
-
-def _n_events(parts: Sequence[Events] | None) -> int:
-    return sum(part.users.size for part in parts or ())
-
-
-def _n_features(parts: Sequence[Events] | None) -> int:
-    return sum(part.hashes.size for part in parts or ())

@@ -8,6 +8,8 @@ on it. Those that score the same are drawn in the order of their keys, so that t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from fedres.checks import Array
@@ -41,8 +43,11 @@ def draw_one(
     allowed: Array,
     count: int,
     u: float,
+    ids: Sequence[str] | None = None,
 ) -> tuple[int, float]:
     """Return the action that a number in [0, 1) falls on, and its probability; ``count`` actions are allowed.
+
+    Several actions may have the same key: ``ids`` tell them apart.
 
     First come the best, then those that tie with the last one of the shortlist, then all others.
     """
@@ -70,12 +75,17 @@ def draw_one(
         return int(listed[0]), chances[0]
     n_others = count - listed.size - ties
     if u < ties * chance or n_others == 0 or share == 0:
-        return _nth(keys, allowed & (scores == tied), min(int(u / chance), ties - 1)), chance
-    return _nth(keys, allowed & (scores < tied), min(int((u - ties * chance) / share), n_others - 1)), float(share)
+        return _nth(keys, ids, allowed & (scores == tied), min(int(u / chance), ties - 1)), chance
+    number = min(int((u - ties * chance) / share), n_others - 1)
+    return _nth(keys, ids, allowed & (scores < tied), number), float(share)
 
 
-def _nth(keys: Array, among: Array, n: int) -> int:
-    """Return the n-th action by rising keys; of some with one key, the first."""
+def _nth(keys: Array, ids: Sequence[str] | None, among: Array, n: int) -> int:
+    """Return the n-th action by rising keys and ids."""
     actions = np.flatnonzero(among)
-    key = np.partition(keys[actions], n)[n]
-    return int(actions[keys[actions] == key][0])
+    keys = keys[actions]
+    key = np.partition(keys, n)[n]
+    alike: list[int] = actions[keys == key].tolist()
+    if ids is not None:
+        alike.sort(key=lambda action: ids[action])
+    return alike[n - int(np.count_nonzero(keys < key))]

@@ -1,7 +1,8 @@
 """Learning from a batch of events by one compiled call, bit for bit as ``model.learn`` does one by one.
 
 The personal models of a batch lie one after the other in three arrays (``AdaGradWorkspace``): model u has the slots
-from ``starts[u]`` up to ``starts[u + 1]``, and weights and sums for those and a constant from ``starts[u] + u`` on.
+from ``starts[u]`` up to ``starts[u + 1]``, the words behind the slots of tables before it not counted, and weights
+and sums for those and a constant from ``starts[u] + u`` on.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import numpy as np
 
 from fedres.checks import Array
 from fedres.compiling import kernel
+from fedres.key_tables import TAIL
 from fedres.scoring.features import Prepared
 from fedres.scoring.kernels import expanded, indices_of, learn_personal, learn_shared, part_of, put, slots_of
 from fedres.scoring.model import MAX_SLOTS, SMALLEST_TABLE
@@ -60,7 +62,7 @@ def slots_for(n_features: int) -> int:
 
 
 @kernel
-def workspace_for(events: Any, crosses: bool, counts: Array, n_slots: Array) -> AdaGradWorkspace:
+def workspace_for(events: Any, crosses: bool, counts: Array, n_slots: Array, secret: Array) -> AdaGradWorkspace:
     """Return room for a batch's new features in each model, which has ``counts`` in ``n_slots`` slots now."""
     needed = counts.copy()
     for k in range(events.users.size):
@@ -72,9 +74,11 @@ def workspace_for(events: Any, crosses: bool, counts: Array, n_slots: Array) -> 
         starts[u + 1] = starts[u] + max(slots_for(needed[u]), n_slots[u])
     size = starts[counts.size]
     numbers = size + counts.size
-    return AdaGradWorkspace(
-        starts, counts.copy(), np.zeros(size, np.uint32), np.zeros(numbers, np.float32), np.zeros(numbers, np.float32)
-    )
+    tables = np.zeros(size + TAIL * counts.size, np.uint32)
+    for u in range(counts.size):
+        end = starts[u + 1] + TAIL * u
+        tables[end], tables[end + 1] = secret[0], secret[1]
+    return AdaGradWorkspace(starts, counts.copy(), tables, np.zeros(numbers, np.float32), np.zeros(numbers, np.float32))
 
 
 @kernel
@@ -82,14 +86,15 @@ def model_in(workspace: Any, u: int) -> Any:
     """Return the table, the weights and the sums of one model."""
     first, last = workspace.starts[u], workspace.starts[u + 1]
     numbers = slice(first + u, last + u + 1)
-    return workspace.tables[first:last], workspace.weights[numbers], workspace.squares[numbers]
+    table = workspace.tables[first + TAIL * u : last + TAIL * (u + 1)]
+    return table, workspace.weights[numbers], workspace.squares[numbers]
 
 
 @kernel
 def fill_model(table: Array, weights: Array, squares: Array, model: Any) -> None:
     """Put the features of another table into an empty one, with their numbers."""
     keys, old_weights, old_squares = model
-    held = np.flatnonzero(keys)
+    held = np.flatnonzero(keys[: keys.size - TAIL])
     slots, _ = put(table, keys[held], 0)
     for k in range(held.size):
         weights[slots[k]], squares[slots[k]] = old_weights[held[k]], old_squares[held[k]]

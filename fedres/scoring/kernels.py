@@ -8,9 +8,8 @@ import numpy as np
 
 from fedres.checks import Array
 from fedres.compiling import kernel
+from fedres.key_tables import TAIL, Key, first_slot
 from fedres.local_learners.adagrad import Real, adaptive_step, at, multiply_add
-
-Key = Any  # uint32 inside the kernels
 
 _ONE = np.float32(1)
 _LARGEST = np.finfo(np.float32).max
@@ -49,23 +48,25 @@ def expanded(prepared: Any, action: int) -> Any:
     return keys, values
 
 
-# A personal table holds keys by open addressing: the key's low bits say where to look first; 0 is an empty slot, so
-# the key 0 is kept as 1. Weights and sums of squared gradients have the constant's last.
+# A personal table has keys in its slots, else it is as in ``fedres.key_tables``; 0 is an empty slot, so the key 0 is
+# kept as 1. Weights and sums of squared gradients have the constant's last.
 
 
 @kernel
 def find(table: Array, key: Key) -> Any:
     """Return the slot that holds ``key``, or else −1 less the free slot where it would go: the size if none is free."""
-    mask = table.size - 1
+    n = table.size - TAIL
+    if n < 0:
+        return -1
     stored = key if key != 0 else np.uint32(1)
-    slot = np.int64(stored) & mask
-    for _ in range(table.size):
+    slot = first_slot(table, stored)
+    for _ in range(n):
         if table[at(slot)] == stored:
             return slot
         if table[at(slot)] == 0:
             return -1 - slot
-        slot = (slot + 1) & mask
-    return -1 - table.size
+        slot = (slot + 1) & (n - 1)
+    return -1 - n
 
 
 @kernel
@@ -142,11 +143,11 @@ def n_missing(table: Array, example: Any) -> int:
 @kernel
 def put(table: Array, keys: Array, count: int) -> Any:
     """Give every key a slot while four in five are not full; return the slots, −1 for none, and the new count."""
-    slots = slots_of(keys, table)
+    slots, n = slots_of(keys, table), table.size - TAIL
     for k in range(keys.size):
         if slots[k] < 0:
             slot = find(table, keys[k])  # once more: the key may come twice
-            if -1 - table.size < slot < 0 and 5 * (count + 1) <= 4 * table.size:
+            if -1 - n < slot < 0 and 5 * (count + 1) <= 4 * n:
                 slot = -1 - slot
                 table[slot] = keys[k] if keys[k] != 0 else np.uint32(1)
                 count += 1

@@ -13,6 +13,7 @@ import numpy as np
 
 from fedres import checks
 from fedres.checks import Array
+from fedres.key_tables import TAIL, empty_table, slots_in
 from fedres.local_learners.linear import finite
 from fedres.scoring.features import Prepared
 from fedres.scoring.kernels import (
@@ -142,10 +143,10 @@ class PersonalModel:
         self.max_slots = max_slots
         self._allocate(SMALLEST_TABLE)
 
-    def _allocate(self, n_slots: int) -> None:
-        self._table: Array = np.zeros(n_slots, dtype=np.uint32)
-        self._weights: Array = np.zeros(n_slots + 1, dtype=np.float32)
-        self._squares: Array = np.zeros(n_slots + 1, dtype=np.float32)
+    def _allocate(self, size: int) -> None:
+        self._table: Array = empty_table(size)
+        self._weights: Array = np.zeros(size + 1, dtype=np.float32)
+        self._squares: Array = np.zeros(size + 1, dtype=np.float32)
         self._count = 0
 
     def __len__(self) -> int:
@@ -155,7 +156,7 @@ class PersonalModel:
     @property
     def nbytes(self) -> int:
         """About how many bytes of memory the model takes, 600 of them for the objects around the data."""
-        return 600 + 12 * self._table.size
+        return 600 + 12 * slots_in(self._table)
 
     @property
     def arrays(self) -> tuple[Array, Array, Array]:
@@ -204,13 +205,13 @@ class PersonalModel:
         self._count = learn_personal(*arrays, example, reward_range, float(reward), float(offset), how)
 
     def _reserve(self, n_more: int) -> None:
-        n_slots = min(_slots_for(self._count + n_more), self.max_slots)
-        if n_slots > self._table.size:
+        needed = min(_slots_for(self._count + n_more), self.max_slots)
+        if needed > slots_in(self._table):
             order = self._order()
-            self._fill(n_slots, self._table[order], *self._numbers(order))
+            self._fill(needed, self._table[order], *self._numbers(order))
 
     def _order(self) -> Array:
-        slots = np.flatnonzero(self._table)
+        slots = np.flatnonzero(self._table[:-TAIL])
         return slots[np.argsort(self._table[slots])]
 
     def _numbers(self, slots: Array) -> tuple[Array, Array]:
@@ -218,8 +219,8 @@ class PersonalModel:
         with_constant = np.append(slots, -1)
         return self._weights[with_constant], self._squares[with_constant]
 
-    def _fill(self, n_slots: int, keys: Array, weights: Array, squares: Array) -> None:
-        self._allocate(n_slots)
+    def _fill(self, size: int, keys: Array, weights: Array, squares: Array) -> None:
+        self._allocate(size)
         slots, self._count = put(self._table, keys, 0)
         with_constant = np.append(slots, -1)
         self._weights[with_constant] = weights
@@ -249,10 +250,10 @@ class PersonalModel:
 
 def _slots_for(n_features: int) -> int:
     """Return the least table, a power of two, that ``n_features`` fill to four fifths at most."""
-    n_slots = SMALLEST_TABLE
-    while 5 * n_features > 4 * n_slots:
-        n_slots *= 2
-    return n_slots
+    size = SMALLEST_TABLE
+    while 5 * n_features > 4 * size:
+        size *= 2
+    return size
 
 
 def expand(prepared: Prepared, action: int) -> Example:

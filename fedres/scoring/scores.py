@@ -13,8 +13,9 @@ import numpy as np
 
 from fedres.checks import Array
 from fedres.compiling import inner_kernel, kernel
+from fedres.key_tables import TAIL, Key
 from fedres.local_learners.adagrad import Real, at, multiply_add
-from fedres.scoring.kernels import Key, as_number, find, pair_key
+from fedres.scoring.kernels import as_number, find, pair_key
 
 _SMALL = np.float32(1e-18)  # the product of two such values is not 0 in 32 bits
 _KIND = np.uint32(19)  # the first 13 bits of a key are its kind
@@ -77,7 +78,7 @@ def score_in(scratch: Any, prepared: Any, models: Any, parts: Array) -> None:
 @inner_kernel
 def _mark(marks: Array, table: Array, mark: Any) -> None:
     """Mark the kinds of the keys that a table has; and that of the key 0, for its free slots."""
-    for slot in range(table.size):
+    for slot in range(table.size - TAIL):
         marks[at(table[slot] >> _KIND)] = mark
 
 

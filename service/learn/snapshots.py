@@ -28,7 +28,7 @@ from service.log.sqlite_gaps import dirty_pages, overwrite
 from service.models.loop_metadata import CatalogueAction, LoopMetadata
 from service.models.personal import PersonalModels
 
-FORMAT = 20
+FORMAT = 21
 TABLES = {"loop", "shared", "personal", "action", "writer"}
 DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 FAILED = "a snapshot could not be written, and the next one tries again: %s"

@@ -15,9 +15,11 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
+from fedres import key_tables
 from fedres.checks import Array
 from fedres.compiling import kernel
 from fedres.decisions.kalman_document import write_safetensors
+from fedres.key_tables import TAIL, clear, slots_in
 from fedres.policies.kernels import explore, pick
 from fedres.scoring.batch import (
     CHUNK_BITS,
@@ -35,7 +37,7 @@ from fedres.scoring.features import Prepared as Features
 from fedres.scoring.federated import FederatedModel, Pool
 from fedres.scoring.model import MAX_SLOTS, Example, PersonalModel, SharedModel, expand, score, shift_of
 from fedres.scoring.scores import score_in, scratch_for
-from fedres.scoring.sealing import checksum
+from fedres.scoring.sealing import checksum, model_tag
 from service.log import records
 from service.log.records import RESIDUAL, Entry, ResidualExample, decode_update, read_residual
 from service.models.guard import combine
@@ -105,9 +107,10 @@ def personal_data(changed: int, state: bytes) -> bytes:
 def written(changed: int, model: PersonalModel) -> bytes:
     """Return the data of a block."""
     table, weights, squares = model.arrays
-    data = np.zeros(words_for(table.size), np.uint64)
-    data[0], data[1] = table.size | len(model) << 32, changed
-    for into, array in zip(views(data, 2, table.size), (table, weights, squares), strict=True):
+    size = slots_in(table)
+    data = np.zeros(words_for(size), np.uint64)
+    data[0], data[1] = size | len(model) << 32, changed
+    for into, array in zip(views(data, 2, size), (table, weights, squares), strict=True):
         into[:] = array
     return data.tobytes()
 
@@ -150,14 +153,16 @@ class AdagradShared:
         )
         shared = AdaGradShared(*self.model.arrays, 32 - self.model.bits, self._changed)
         memory, keys, n = personal.memory, keys_of(metadata.id, users), len(users)
-        offsets, counts, n_slots = np.empty(n, np.int64), np.zeros(n, np.int64), np.zeros(n, np.int64)
-        _find_all(memory.words, keys, offsets, counts, n_slots)
-        workspace = workspace_for(batch, settings.crosses, counts, n_slots)
-        _load_all(memory.words, offsets, n_slots, workspace)
+        offsets = np.empty(n, np.int64)
+        counts = np.zeros(n, np.int64)
+        slots_before = np.zeros(n, np.int64)
+        _find_all(memory.words, keys, offsets, counts, slots_before)
+        workspace = workspace_for(batch, settings.crosses, counts, slots_before, key_tables.new_secret())
+        _load_all(memory.words, offsets, slots_before, workspace)
         learn_batch(batch, shared, workspace, settings.crosses, float(settings.learning_rate))
         slots = _compact(workspace.counts)
         n_new = int(np.count_nonzero(offsets == NOT_FOUND))
-        grown = np.flatnonzero((slots > n_slots) | (offsets == NOT_FOUND)).tolist()
+        grown = np.flatnonzero((slots > slots_before) | (offsets == NOT_FOUND)).tolist()
         for u in grown:
             offsets[u] = memory.room_for((int(keys[u, 0]), int(keys[u, 1])), words_for(int(slots[u])))
         _store_all(memory.words, offsets, keys, workspace, slots, changed)
@@ -287,14 +292,14 @@ def expanded_example(features: records.HashedExample, crosses: bool) -> Example:
 @kernel
 def words_for(n_slots: int) -> int:
     """Return how many words of data a model takes."""
-    return 2 + (3 * n_slots + 2 + 1) // 2
+    return 2 + (3 * n_slots + 2 + TAIL + 1) // 2
 
 
 @kernel
 def views(words: Array, data: int, n_slots: int) -> Any:
     """Return the table, the weights and the sums that lie at word ``data``."""
     keys, numbers, at = words.view(np.uint32), words.view(np.float32), 2 * data
-    middle = at + n_slots
+    middle = at + n_slots + (TAIL if n_slots else 0)
     last = middle + n_slots + 1
     return keys[at:middle], numbers[middle:last], numbers[last : last + n_slots + 1]
 
@@ -327,10 +332,11 @@ def _store_all(words: Array, offsets: Array, keys: Array, workspace: Any, n_slot
         words[offset + HEAD + 1] = np.uint64(changed[u])
         table, weights, squares = views(words, offset + DATA, n_slots[u])
         model = model_in(workspace, u)
-        if model[0].size == n_slots[u]:
+        if model[0].size == table.size:
             table[:], weights[:], squares[:] = model
         else:
-            table[:], weights[:], squares[:] = 0, 0, 0
+            clear(table, model[0])
+            weights[:], squares[:] = 0, 0
             fill_model(table, weights, squares, model)
         end_change(words, offset)
 
@@ -399,6 +405,9 @@ class PublishedAdagrad(NamedTuple):
 
     def personal_variances(self, scored: ScoredRequest) -> None:
         return None
+
+    def tag(self, version: int, weights: Array) -> str:
+        return model_tag(version, weights)
 
     def for_devices(self, view: LoopView, weights: Array, since: int | None, changed: Array | None) -> bytes:
         """Return all weights as safetensors, or those that ``changed`` since a version.

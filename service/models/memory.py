@@ -4,9 +4,9 @@ One process writes. A block's first word counts its changes and is odd while it 
 odd, or changed after reading, reads again (fences order accesses on both sides, which matters on ARM). The file is a
 large sparse one: room is reserved as it is needed, so a full file system is an error here and not a signal.
 
-Layout, in words of 8 bytes: a header (magic, offset of the index, publications), then blocks. A block is: change
-count, two words of key, capacity in words, length in bytes, data. The index is a block whose data are entries of three
-words (two of key, one offset) with open addressing; when it fills up, a larger one replaces it.
+Layout, in words of 8 bytes: a header (magic, offset of the index, publications, heartbeat, secret), then blocks. A
+block is: change count, two words of key, capacity in words, length in bytes, data. The index is a block whose data are
+entries of three words (two of key, one offset) with open addressing; when it fills up, a larger one replaces it.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ from numba.core import types
 from numba.extending import intrinsic
 
 from fedres.checks import Array
-from fedres.compiling import kernel
+from fedres.compiling import inner_kernel, kernel
+from fedres.key_tables import mixed_word
 
 VIRTUAL_BYTES = 1 << 37  # of address space, or as much as is available; memory is used as blocks are allocated
 LEAST_VIRTUAL_BYTES = 1 << 30
 MAGIC = 0x66726573_6D656D31
-MAGIC_AT, INDEX_AT, PUBLISHED_AT, HEARTBEAT_AT = 0, 1, 2, 3  # words of the header
+MAGIC_AT, INDEX_AT, PUBLISHED_AT, HEARTBEAT_AT, SECRET_AT = 0, 1, 2, 3, 4  # words of the header
 FIRST_BLOCK = 512
 HEAD = 5  # words of a block before its data
 SMALLEST_INDEX = 1 << 10  # entries
@@ -72,6 +73,12 @@ def personal_key(loop: str, user: str) -> Key:
     return key_of(f"personal\0{loop}\0{user}")
 
 
+@inner_kernel
+def _first_entry(words: Array, key0: Any, mask: Any) -> Any:
+    """Return the first entry that may have a key: without the secret, nobody can find users who collide."""
+    return np.int64(mixed_word(words[SECRET_AT] ^ key0)) & mask
+
+
 @kernel
 def find_block(words: Array, first: int, second: int) -> Any:
     """Return the offset of a key's block, ``NOT_FOUND`` if it does not exist."""
@@ -79,7 +86,7 @@ def find_block(words: Array, first: int, second: int) -> Any:
     index = np.int64(words[INDEX_AT])
     fence()
     entries, mask = index + HEAD, (np.int64(words[index + 3]) // ENTRY) - 1
-    slot = np.int64(key0 >> np.uint64(1)) & mask
+    slot = _first_entry(words, key0, mask)
     for _ in range(mask + 1):
         at = entries + ENTRY * slot
         if words[at] == 0:
@@ -156,7 +163,7 @@ def _insert(words: Array, index: int, first: int, second: int, offset: int) -> b
     """
     key0, key1 = np.uint64(first), np.uint64(second)
     mask = (np.int64(words[index + 3]) // ENTRY) - 1
-    slot, freed = np.int64(key0 >> np.uint64(1)) & mask, np.int64(-1)
+    slot, freed = _first_entry(words, key0, mask), np.int64(-1)
     for _ in range(mask + 1):
         at = index + HEAD + ENTRY * slot
         if words[at] == 0:
@@ -184,7 +191,7 @@ def _remove(words: Array, index: int, first: int, second: int) -> int:
     """
     key0, key1 = np.uint64(first), np.uint64(second)
     mask = (np.int64(words[index + 3]) // ENTRY) - 1
-    slot, n_emptied = np.int64(key0 >> np.uint64(1)) & mask, 0
+    slot, n_emptied = _first_entry(words, key0, mask), 0
     for _ in range(mask + 1):
         at = index + HEAD + ENTRY * slot
         if words[at] == key0 and words[at + 1] == key1:
@@ -265,6 +272,7 @@ class MemoryWriter:
         self._free: dict[int, list[int]] = defaultdict(list)
         self._n_keys = 0
         self._reserve(FIRST_BLOCK)
+        self.words[SECRET_AT] = int.from_bytes(os.urandom(8), "little")
         self._make_index(SMALLEST_INDEX)
         self.words[MAGIC_AT] = MAGIC
 

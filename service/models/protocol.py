@@ -207,6 +207,9 @@ class PublishedModel(Protocol):
         None if the model has no variances, or there is no personal part.
         """
 
+    def tag(self, version: int, weights: Array) -> str:
+        """Return a tag that is the same wherever the model was learned, for a version and the published numbers."""
+
     def for_devices(self, view: LoopView, weights: Array, since: int | None, changed: Array | None) -> bytes:
         """Return the model as safetensors: all of it, or only the weights that ``changed`` since a version."""
 

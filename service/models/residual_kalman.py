@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import struct
+import zlib
 from collections.abc import Collection, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -57,11 +58,12 @@ from fedres.decisions.kalman_state import (
     slot_words,
 )
 from fedres.decisions.residual_kalman import NO_MODEL, NO_OWNS, Owns, ResidualKalman, in_present_basis
+from fedres.key_tables import table_words
 from fedres.policies.kernels import explore, pick
 from fedres.scoring.batch import CHUNK_BITS
 from fedres.scoring.features import Hashed
 from fedres.scoring.flattening import FeatureLimits, action_features, flatten
-from fedres.scoring.sealing import model_tag, sealed, unsealed
+from fedres.scoring.sealing import sealed, unsealed
 from service.log.records import Entry, read_residual
 from service.models.loop_metadata import LoopMetadata, LoopStatistics, LoopView
 from service.models.memory import HEAD, Key, begin_change, end_change, find_block, read_block
@@ -504,8 +506,18 @@ class PublishedKalman(NamedTuple):
             return None
         return personal_variances(self.shared, own, (scored.rows[0], scored.rows[1]))
 
+    def tag(self, version: int, weights: Array) -> str:
+        """Return the tag of all that is in use but hash tables, which are others in each process."""
+        seen = zlib.crc32(np.array([self.settled, self.learned, self.low, self.span], "<f8").tobytes())
+        for name in PUBLISHED:
+            array, spec = getattr(self.shared, name), ARRAYS[name]
+            if spec.saved:
+                used = array if spec.rows is None else array[: self.shared.counts[spec.rows]]
+                seen = zlib.crc32(used.tobytes(), seen)
+        return f"{version}-{seen:08x}"
+
     def for_devices(self, view: LoopView, weights: Array, since: int | None, changed: Array | None) -> bytes:
-        tag = model_tag(view.version, weights)
+        tag = self.tag(view.version, weights)
         return write_document(self.shared if self.settled else None, view.version, tag, self.learned)
 
 
@@ -521,10 +533,8 @@ def _choose_all(columns: Any, kalman: Any, memory: Array, policy: Any, actions: 
     """Fill in the actions drawn, and the probabilities and scores of all, by means and widths."""
     n_actions, sizes, hashes, values, fields, keys, allowed, draws = columns
     shared, settled, _, low, span, replaced_at = kalman
-    own, most, n_table = np.empty(ROOM, np.uint64), max(n_actions), 4
-    while n_table < 2 * hashes.size:
-        n_table *= 2
-    ready, ready_parts = np.empty(n_table, np.uint32), np.empty((n_table, 3))
+    own, most = np.empty(ROOM, np.uint64), max(n_actions)
+    blocks = np.empty(table_words(hashes.size), np.uint32), np.empty(hashes.size, np.uint32), np.empty((hashes.size, 3))
     scratch = scratch_for(shared.bases.shape[1], shared.bases.shape[2], hashes.size, hashes.size, 1)
     starts, parts, widths = np.empty(most + 1, np.int64), np.empty((most, 3)), np.empty(most)
     rule, n_learned = policy
@@ -537,14 +547,9 @@ def _choose_all(columns: Any, kalman: Any, memory: Array, policy: Any, actions: 
         last = first + starts[n]
         if settled:
             request = KalmanRequest(hashes[first:last], values[first:last], fields[first:last], starts[: n + 1])
-            n_slots = 4
-            while n_slots < 2 * (starts[n] - starts[0]):
-                n_slots *= 2
-            ready[:n_slots] = 0
             words = _read_own(memory, keys[k, 0], keys[k, 1], replaced_at, own)
             if words.size and words[BASIS] != shared.counts[BASES] - 1:
                 turn_own(shared, words, scratch)
-            blocks = ready[:n_slots], ready_parts[:n_slots]
             predict_in(scratch, blocks, shared, words, keys[k, 0] != 0, request, parts[:n])
         else:
             parts[:n, 0], parts[:n, 1], parts[:n, 2] = 0.0, 0.0, 1.0

@@ -22,15 +22,11 @@ from fedres.decisions.constants import (
     own_slots,
 )
 from fedres.decisions.kalman_inputs import (
-    drop_key,
     eigenvectors,
     find_block,
-    find_key,
     find_light,
     find_scale,
-    put_key,
     rebase,
-    scale_of,
 )
 from fedres.decisions.kalman_inputs_reference import KalmanEvent
 from fedres.decisions.kalman_kernels import predict
@@ -44,7 +40,6 @@ from fedres.decisions.kalman_state import (
     LOG_DRIFT,
     OWN,
     OWN_BIAS,
-    SCALES,
     UNIT,
     USER,
     Events,
@@ -53,6 +48,7 @@ from fedres.decisions.kalman_state import (
 )
 from fedres.decisions.residual_kalman import NO_MODEL, ResidualKalman, events_of, fixed, request_of
 from fedres.decisions.residual_kalman_reference import ResidualKalman as Readable
+from fedres.key_tables import TAIL, new_table
 from fedres.policies import OptimisticSquareCB
 from fedres.policies.kernels import explore, pick
 
@@ -285,7 +281,7 @@ def test_the_unit_of_a_number_is_three_medians_in_a_context_and_one_of_an_action
     learn_all(model, {}, rounds, [START_EVENTS])
     units = model.shared.scale_stats[:, UNIT]
     assert sorted(units[units > 0]) == [np.median(values), 3 * np.median(values)]
-    assert model.shared.scale_stats[find_scale(model.shared.scale_keys, np.uint32(7)), UNIT] == 3 * np.median(values)
+    assert model.shared.scale_stats[find_scale(model.shared, np.uint32(7)), UNIT] == 3 * np.median(values)
 
 
 @pytest.mark.parametrize("n_context", [3, 20, 90])
@@ -598,22 +594,7 @@ def test_actions_that_come_and_go_leave_a_model_of_the_same_size():
     assert kept["block_keys"].size == 8
     assert 1000 + 59 + 3 in kept["block_keys"]
     assert 1003 not in kept["block_keys"]
-    assert model.shared.block_table.astype(bool).sum() == 8
-
-
-def test_all_keys_are_found_in_a_table_that_others_were_taken_out_of():
-    rng = np.random.default_rng(24)
-    keys, table, there = rng.integers(1, 2**32, 12, dtype=np.uint32), np.zeros(32, np.int32), set()
-    for _ in range(2000):
-        place = int(rng.integers(12))
-        if place in there:
-            drop_key(table, keys, keys[place])
-            there.remove(place)
-            keys[place] = rng.integers(1, 2**32, dtype=np.uint32)
-        else:
-            put_key(table, keys[place], place)
-            there.add(place)
-        assert [find_key(table, keys, key) for key in keys] == [p if p in there else -1 for p in range(12)]
+    assert model.shared.block_table[:-TAIL].astype(bool).sum() == 8
 
 
 def test_a_precision_that_32_bits_cannot_hold_keeps_predictions_within_the_rewards():
@@ -628,20 +609,6 @@ def test_a_precision_that_32_bits_cannot_hold_keeps_predictions_within_the_rewar
     prediction = model.predict(request_of(context, actions), owns[0])
     assert prediction.means[0] == pytest.approx(1.0, abs=0.02)
     assert 0 <= prediction.widths[0] < 0.02
-
-
-def test_looking_for_a_key_in_a_full_table_ends():
-    """As a crafted model could fill one: without a bound, every process that reads it would look for ever."""
-    shared, key = new_shared(3, 1.0, 4, 4), np.uint32(9_999)
-    shared.scale_keys[:] = np.arange(1, 1 + shared.scale_keys.size)
-    assert find_scale(shared.scale_keys, np.uint32(7)) == 6
-    assert find_scale(shared.scale_keys, key) == -1 - shared.scale_keys.size
-    assert scale_of(shared, key, 1.0, True, 1.0) == -1
-    assert shared.counts[SCALES] == 0
-    shared.block_table[:] = 1
-    assert find_block(shared, key) == -1
-    put_key(shared.block_table, key, 1)
-    assert (shared.block_table == 1).all()
 
 
 def test_what_does_not_come_again_is_hardly_explored():
@@ -722,12 +689,31 @@ def test_a_feature_that_is_new_to_a_user_takes_no_directions_of_others():
     assert 159 in keys()
 
 
+def test_the_first_events_are_counted_without_looking_at_them_again():
+    """Each of the first events once summed the sizes of all before it, which was quadratic."""
+
+    class Watched(list):
+        looked = 0
+
+        def __iter__(self):
+            Watched.looked += len(self)
+            return super().__iter__()
+
+    model, rounds = ResidualKalman(choice_events=60), stream(3, 60)
+    learn_all(model, {}, rounds[:20], [20])
+    model.first.parts = Watched(model.first.parts)
+    learn_all(model, {}, rounds[20:59], [1] * 39)
+    assert (Watched.looked, model.first.n_events, model.learned) == (0, 59, 59)
+    learn_all(model, {}, rounds[59:], [1])
+    assert (Watched.looked, model.first) == (42, None)
+
+
 def rows_of(shared, request):
     """Return the actions of a request as rows of a catalogue."""
     first = request.starts[0]
     hashes, fields, n = request.hashes[first:], request.fields[first:], request.hashes.size - first
     keys, key_fields, numbers = np.zeros(n, np.uint32), np.zeros(n, np.uint32), np.zeros(n, np.int32)
-    n_keys = number_features(np.zeros(2048, np.int32), keys, key_fields, 0, hashes, fields, numbers)
+    n_keys = number_features(new_table(int(n)), keys, key_fields, 0, hashes, fields, numbers)
     inputs = np.empty(n)
     fill_inputs(shared, hashes.copy(), request.values[first:].copy(), fields.copy(), inputs)  # as a catalogue has them
     pair_means = np.zeros(request.starts.size - 1)

@@ -99,3 +99,22 @@ def test_the_order_of_actions_changes_no_draw(drawn):
         draws = [draw_one(rule, 400, *ranking, own, np.ones(n, bool), n, u) for u in np.linspace(0, LAST, 50)]
         drawn_actions.append([(own[action], p) for action, p in draws])
     assert drawn_actions[0] == drawn_actions[1]
+
+
+@pytest.mark.parametrize("policy", HOSTED[1:3])
+def test_actions_with_one_key_are_drawn_with_their_own_probabilities(policy):
+    """CRC-32 gives some ids the same key: one of two such actions was never drawn, the other twice as often."""
+    ids = np.array(["p", "q", "other", "z", "a"])
+    keys, n = np.array([7, 7, 3, 9, 7], np.uint32), 5
+    rule, chances = policy.rule((0.0, 1.0)), {}
+    for order in (np.arange(n), np.array([4, 2, 1, 0, 3])):
+        for means in (np.zeros(n), np.array([0.0, 0.0, 0.5, 0.0, 0.0])[order]):
+            ranking = ranked(rule, means, np.zeros(n), keys[order], np.ones(n, bool), 1)
+            numbers = np.linspace(0, 1, 2_001)[:-1]
+            all_allowed = np.ones(n, bool), n
+            drawn = [draw_one(rule, 400, *ranking, keys[order], *all_allowed, u, ids[order].tolist()) for u in numbers]
+            shares = np.bincount([action for action, _ in drawn], minlength=n) / numbers.size
+            told = dict(drawn)
+            assert [told[action] for action in range(n)] == pytest.approx(shares.tolist(), abs=1.5 / numbers.size)
+            names = [str(ids[order][action]) for action, _ in drawn]
+            assert chances.setdefault(means.any(), names) == names

@@ -3,6 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedres.key_tables import TAIL, empty_table
 from fedres.scoring.features import Prepared
 from fedres.scoring.flattening import LARGEST
 from fedres.scoring.kernels import indices_of, part_of, put, slots_of
@@ -31,11 +32,12 @@ def requests(draw, rng):
 @st.composite
 def models(draw, rng, prepared):
     """Return both models; the personal one holds some of the request's pairs and some others, or is none."""
-    bits, table = draw(st.sampled_from([1, 7, 18])), np.zeros(draw(st.sampled_from([0, 32, 256])), np.uint32)
+    bits, size = draw(st.sampled_from([1, 7, 18])), draw(st.sampled_from([0, 32, 256]))
+    table = empty_table(size) if size else np.zeros(0, np.uint32)
     pairs = np.concatenate([np.zeros(1, np.uint32), *[expand(prepared, a)[0] for a in range(prepared.n_actions)]])
-    keys = np.append(rng.choice(pairs, size=table.size // 4), rng.integers(2**32, size=table.size // 4))
+    keys = np.append(rng.choice(pairs, size=size // 4), rng.integers(2**32, size=size // 4))
     put(table, keys.astype(np.uint32), 0)
-    shared, own = [draw(numbers(rng, n, WEIGHTS)).astype(np.float32) for n in (2**bits + 1, table.size + 1)]
+    shared, own = [draw(numbers(rng, n, WEIGHTS)).astype(np.float32) for n in (2**bits + 1, size + 1)]
     return shared, 32 - bits, table, own
 
 
@@ -62,11 +64,11 @@ def test_a_pair_whose_value_is_0_or_rounded_to_it_adds_nothing_whatever_its_weig
     values = np.array([2, tiny, 3, tiny, 5, 7, tiny], np.float32)
     prepared = Prepared(np.arange(1, 8, dtype=np.uint32), values, np.array([3, 5, 7]), True)
     examples = [expand(prepared, action) for action in range(2)]
-    table, bits = np.zeros(64, np.uint32), 18
+    table, bits = empty_table(64), 18
     shared, own = np.full(2**bits + 1, weight, np.float32), np.full(65, weight, np.float32)
     shared[-1] = own[-1] = 1
     for keys, products in examples:
-        slots, _ = put(table, keys, np.count_nonzero(table))
+        slots, _ = put(table, keys, np.count_nonzero(table[:-TAIL]))
         shared[indices_of(keys, 32 - bits)[products != 0]] = own[slots[products != 0]] = 0.5
     assert any((products == 0).any() for _, products in examples)
     parts = score_kernel(prepared, shared, 32 - bits, table, own)

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from fedres.scoring.sealing import model_tag
 from service.errors import ApiError
 from service.log.protocol import Duplicate, StoreUnavailable
 from service.log.records import JOIN, Record
@@ -92,12 +91,12 @@ class Devices:
         if since and changed is not None and since <= published.view.version <= changed[0]:
             indices = np.array(changed[1], np.int64)
         body = published.model.for_devices(published.view, published.weights, since, indices)
-        return DeviceModel(published.view.version, body, model_tag(published.view.version, published.weights))
+        return DeviceModel(published.view.version, body, published.model.tag(published.view.version, published.weights))
 
     def model_tag(self, loop: str) -> str:
         """Return the tag of the published model."""
         published = self._context.loop(loop)
-        return model_tag(published.view.version, published.weights)
+        return published.model.tag(published.view.version, published.weights)
 
     def round(
         self, loop: str, client: str | None = None, t: int | None = None, model: str = DEVICE_MODEL

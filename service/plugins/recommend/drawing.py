@@ -69,7 +69,7 @@ def draw_places(
         elif arm in (CONTROL, HELD) and control.baseline == "uniform":
             row, probability = int(np.flatnonzero(allowed)[int(u * count)]), 1 / count
         else:
-            row, probability = learned.draw(items.keys, allowed, count, u)
+            row, probability = learned.draw(items, allowed, count, u)
         if settings.apprentice:
             first = first_of(items, allowed)
             row, probability, agreed = first, 1.0, first == row
@@ -96,8 +96,8 @@ class Draws(NamedTuple):
     ranking: tuple[Array, Array, float]  # as ``draw_one`` takes it
     version: int  # of the model
 
-    def draw(self, keys: Array, allowed: Array, count: int, u: float) -> tuple[int, float]:
-        return draw_one(self.rule, self.n_learned, *self.ranking, keys, allowed, count, u)
+    def draw(self, items: Items, allowed: Array, count: int, u: float) -> tuple[int, float]:
+        return draw_one(self.rule, self.n_learned, *self.ranking, items.keys, allowed, count, u, items.ids)
 
 
 def first_of(items: Items, allowed: Array) -> int:

@@ -17,6 +17,7 @@ import numpy as np
 from fedres.checks import Array
 from fedres.decisions.kalman_rows import Rows, fill_inputs, fill_pair_means, number_features
 from fedres.decisions.kalman_state import Shared
+from fedres.key_tables import LONGEST, MOST_PROBES, new_table, slots_in
 from fedres.scoring.features import Hashed, Named, Preparer
 from service.item_attributes import Meaning, read_meaning
 from service.models.catalogue import CatalogueCopy
@@ -104,7 +105,7 @@ class Items:
         self._hashes, self._values, self._fields = Growing(np.uint32), Growing(np.float32), Growing(np.uint32)
         self._numbers, self._inputs = Growing(np.int32), Growing(np.float64)
         self._keys, self._key_fields, self._id_keys = Growing(np.uint32), Growing(np.uint32), Growing(np.uint32)
-        self._table: Array = np.zeros(1024, np.int32)
+        self._table: Array = new_table(512)
         self._scales: Array | None = None  # by which the inputs are
         self._pair_means = Growing(np.float64)
         self._paired_by: Shared | None = None  # whose weights these are by
@@ -158,8 +159,8 @@ class Items:
         """Assign numbers to features."""
         n = self._keys.size
         keys, key_fields = self._keys.reserve(hashes.size), self._key_fields.reserve(hashes.size)
-        if 2 * (n + hashes.size) > self._table.size:
-            self._table = np.zeros(1 << (4 * (n + hashes.size)).bit_length(), np.int32)
+        if 2 * (n + hashes.size) > slots_in(self._table) or self._table[LONGEST] > MOST_PROBES:
+            self._table = new_table(2 * (n + hashes.size))
             old, old_fields = self._keys.used.copy(), self._key_fields.used.copy()
             number_features(self._table, keys, key_fields, 0, old, old_fields, np.empty(n, np.int32))
         numbers = np.empty(hashes.size, np.int32)

@@ -80,7 +80,7 @@ def test_events_that_were_to_be_learned_again_go_with_an_erased_user_also_from_t
         clock = Clock()
         async with running(tmp_path, clock=clock) as engine:
             await live_a_little(engine, clock)
-            assert kept(engine)
+            assert kept(engine).n_events > 0
             await engine.erase_user("default", "somebody")
             assert kept(engine) is None
             live = engine.digest("default")

@@ -5,6 +5,7 @@ import sqlite3
 import tempfile
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -12,10 +13,12 @@ from hypothesis import strategies as st
 from machine import Clock, Engine, running
 from playing import head_of, raw, refused_for
 
+from fedres import key_tables
 from fedres.decisions.kalman_state import FIELDS
 from service.learn.snapshots import _checksum
 from service.log.records import EraseBody, Record, encode
 from service.models.residual_kalman import from_bytes
+from service.plugins.recommend.recommender import Recommender, RecommendRequest
 from service.rank.requests import Action, RankRequest
 from service.settings import Settings
 
@@ -170,3 +173,25 @@ def test_a_snapshot_with_an_array_that_is_too_short_is_learned_from_the_log_agai
             assert engine.digest() == engine.rebuilt()
 
     asyncio.run(told())
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_other_secrets_of_hash_tables_change_no_decision_snapshot_tag_or_document(tmp_path, monkeypatch, model):
+    async def told(folder):
+        clock = Clock()
+        async with running(folder, clock=clock, wait_time=50.0, **MODELS[model]) as engine:
+            await play(engine, clock, 0, 48)
+            await engine.put_actions("default", [Action(f"c{k}", raw({"f0": f"v{k}"})) for k in range(5)])
+            recommender = Recommender(engine.context, engine.parts[0])
+            page = await recommender.recommend("default", RecommendRequest(user="user-1", event_id="page", n=3))
+            digest, document = engine.digest(), await engine.federated_model("default")
+            tag, shown = engine.model_tag("default"), msgspec.json.encode(page)
+            return digest, document, tag, shown, await engine.events()
+
+    results = []
+    for number, secret in enumerate((5, 2**40 + 1)):
+        words = np.array([secret & 0xFFFFFFFF, secret >> 32], np.uint32)
+        monkeypatch.setattr(key_tables, "new_secret", words.copy)
+        (tmp_path / str(number)).mkdir()
+        results.append(asyncio.run(told(tmp_path / str(number))))
+    assert results[0] == results[1]

@@ -13,7 +13,9 @@ import pytest
 
 from service.models import memory
 from service.models.memory import (
+    ENTRY,
     HEAD,
+    INDEX_AT,
     NOT_FOUND,
     SMALLEST_INDEX,
     TORN,
@@ -52,6 +54,23 @@ def test_what_was_written_is_read_and_what_was_not_is_not_there(both):
         writer.write(key_of("a"), data)
         assert reader.read(key_of("a")) == data
     assert reader.read(key_of("b")) is None
+
+
+def test_keys_that_are_made_to_collide_are_spread_over_the_index(both):
+    """Whoever chooses users finds some whose hashes end alike: without a secret they would share one entry."""
+    writer, reader = both
+    keys = [(k << 24 | 1, 7) for k in range(1, 501)]
+    for first, second in keys:
+        writer.write((first, second), first.to_bytes(8, "little"))
+    assert all(reader.read(key) == key[0].to_bytes(8, "little") for key in keys)
+    index = int(writer.words[INDEX_AT]) + HEAD
+    entries = writer.words[index : index + ENTRY * SMALLEST_INDEX].reshape(-1, ENTRY)
+    used = entries[:, 0] != 0
+    run = longest = 0
+    for is_used in np.concatenate([used, used]).tolist():
+        run = run + 1 if is_used else 0
+        longest = max(longest, run)
+    assert (int(used.sum()), longest < 64) == (500, True)
 
 
 def test_the_index_grows_with_its_keys(both):
