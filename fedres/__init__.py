@@ -1,7 +1,7 @@
 """Federated residual learning: a shared and a personal model that predict together.
 
-Each learns what the other leaves over. ``global_learner`` makes a rule for the shared model, ``VWLearner`` and
-``LinearLearner`` are personal models, and ``Federation`` plays both against each other over delayed links.
+Each learns the residual of the other. ``global_learner`` makes a rule for the shared model, ``VWLearner`` and
+``LinearLearner`` are personal models, and ``Federation`` trains both over delayed links.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def bench(
     """Measure the speed of fedres and of alternatives, side by side in one run.
 
     `decisions` measures how well models decide: rewards earned on simulated streams and on datasets, by fedres
-    beside Vowpal Wabbit, LinUCB, river and obp. `recommend` plays pages of ten films of MovieLens. Both take long, and
+    beside Vowpal Wabbit, LinUCB and river. `recommend` plays pages of ten films of MovieLens. Both take long, and
     `all` leaves them out; interrupted, they resume.
     """
     from fedres import checks

@@ -55,7 +55,7 @@ def compiling(say: Say, progress: c_int64) -> Iterator[None]:
         def on_start(self, _: object) -> None:
             if not self.begun and os.getpid() == process:
                 self.begun = self.said_at = time.monotonic()
-                say("Compiling kernels (first start only, about a minute)")
+                say("Compiling kernels (first start only, one to several minutes)")
 
         def on_end(self, _: object) -> None:
             progress.value += 1

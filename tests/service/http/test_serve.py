@@ -95,7 +95,7 @@ def test_compiling_is_said_once_and_not_where_it_was_done_before():
     for _ in range(2):
         with compiling(said.append, new_progress()):
             assert (double(1), double(1.5)) == (2, 3.0)
-    assert said == ["Compiling kernels (first start only, about a minute)"]
+    assert said == ["Compiling kernels (first start only, one to several minutes)"]
 
 
 def test_without_a_key_only_this_machine_is_served(tmp_path):
