@@ -169,5 +169,9 @@ def _relative(mean0: float, mean1: float, variance0: float, variance1: float, fa
     if a <= 0 or mean0 <= 0:  # control's mean may be 0
         return None
     root = math.sqrt(max(0.0, (mean0 * mean1) ** 2 - a * (mean1**2 - factor**2 * variance1)))
-    low, high = ((mean0 * mean1 + sign * root) / a - 1 for sign in (-1, 1))
-    return Interval(mean1 / mean0 - 1, low, high)
+    value = mean1 / mean0 - 1
+    low = (mean0 * mean1 - root) / a - 1
+    high = (mean0 * mean1 + root) / a - 1
+    if not math.isfinite(low + high):
+        return None
+    return Interval(value, min(low, value), max(high, value))  # of which rounding could leave it out

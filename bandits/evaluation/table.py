@@ -17,6 +17,7 @@ from bandits.evaluation.values import number
 from fedres.checks import Array
 
 About = tuple[str | float | None, str | None, str | int | None, str | None]  # time, user, model version, status
+LEAST_PROBABILITY = 1e-30  # smaller ones than this, except 0, count as this: squares of weights must be finite
 REMEMBERED_ROWS = 100_000  # catalogues repeat, so equal features of actions are stored once
 
 
@@ -134,6 +135,10 @@ def table(events: Iterable[LoggedEvent], default_reward: float | None = None) ->
     return columns.log(n_without_reward, default_reward)
 
 
+def _not_too_small(probabilities: Array) -> Array:
+    return np.where(probabilities > 0, np.maximum(probabilities, LEAST_PROBABILITY), probabilities)
+
+
 class _Rows:
     """Sparse rows while they are being collected."""
 
@@ -193,9 +198,9 @@ class _Columns:
             np.asarray(self.action),
             tuple(self.codes),
             np.asarray(self.chosen),
-            np.asarray(self.propensity),
+            _not_too_small(np.asarray(self.propensity)),
             np.asarray(self.reward),
-            np.asarray(self.logging),
+            _not_too_small(np.asarray(self.logging)),
             self.context.rows(),
             self.features.rows(),
             np.asarray(self.feature_row),

@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 
 from bandits.evaluation.over_time import snips_by_bucket, snips_so_far
-from bandits.evaluation.table import number_users
+from bandits.evaluation.table import LEAST_PROBABILITY, number_users
 from fedres.checks import Array
 from service.admin.exporting import NO_FEATURES, settle, time_or_none
 from service.errors import ApiError
@@ -309,7 +309,9 @@ class LoopReader:
         user = number_users(decision.user for decision in rewarded)
         control = np.array([decision.control for decision in rewarded], bool)
         evaluable = np.array([decision.is_evaluable for decision in rewarded], bool)
-        weight = np.array([1 / (event.n_actions * event.probabilities[event.chosen]) for event in rewarded], float)
+        chance = np.array([event.probabilities[event.chosen] for event in rewarded], float)
+        n_actions = np.array([event.n_actions for event in rewarded], float)
+        weight = 1 / (n_actions * np.maximum(chance, LEAST_PROBABILITY))
 
         def mean(of: Array) -> RewardSeries:
             return reward_series(snips_by_bucket(bucket[of], reward[of], np.ones(of.sum()), user[of], n))
