@@ -52,7 +52,7 @@ HERE = [  # the guides, one after the other
     page
     for folder in ("guides", "operate", "how-it-works", "research")
     for page in sorted((DOCS / folder).glob("*.md"))
-    if str(page.relative_to(DOCS)) not in {*ELSEWHERE, *NOT_RUN}
+    if str(page.relative_to(DOCS)) not in {*ELSEWHERE, *NOT_RUN, "research/learning-curve.md"}
 ]
 CODE = ("sh", "python", "js", "javascript", "sql")
 ENV = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
@@ -91,6 +91,17 @@ def test_the_guides_do_what_they_say(tmp_path):
         visit(tmp_path, url)
 
 
+@pytest.mark.slow
+def test_the_learning_curve_has_the_figures_of_its_page(tmp_path):
+    page = DOCS / "research" / "learning-curve.md"
+    [printed] = follow(page, tmp_path, None, {})
+    assert (tmp_path / "curve.png").stat().st_size > 10_000
+    for title in ("shared and personal", "one model for all"):
+        [shown] = re.findall(rf"^\| {title} \| (\S+) \| (\S+) \|", page.read_text("utf-8"), flags=re.MULTILINE)
+        figures = re.search(rf"{title}: first 200 visits (\S+), last 200 (\S+)", printed).groups()
+        assert list(map(float, figures)) == pytest.approx(list(map(float, shown)), abs=0.05)
+
+
 def visit(folder, url):
     """Let the handler for Next.js, which was saved in the folder, decide and take a reward."""
     (folder / "package.json").write_text('{"type": "module"}')
@@ -112,7 +123,7 @@ console.log(JSON.stringify({ ...shown, status: reply.status }));
 def test_every_page_with_code_is_run_by_a_test_or_says_why_not():
     for page in pages():
         name = str(page.relative_to(DOCS))
-        if page in HERE or page == TUTORIAL:
+        if page in HERE or page == TUTORIAL or page.name == "learning-curve.md":
             continue
         if any(block.language in CODE for block in blocks(page)):
             assert (name in ELSEWHERE) != (name in NOT_RUN), f"{name}: name the test that runs its code"

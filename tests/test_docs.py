@@ -20,7 +20,7 @@ MADE = {  # by `make reference`
     page for page in (ROOT / "docs/reference").glob("*.md") if page.read_text("utf-8").startswith("<!-- Made from")
 }
 WORDS = {  # limits of pages that are longer than others
-    "CHANGELOG.md": 1_700,  # nothing was released, so it lists what 0.1.0 has
+    "CHANGELOG.md": 2_500,  # nothing was released, so it lists what 0.1.0 has
     "CONTRIBUTING.md": 2_700,
     "docs/how-it-works/decision-model.md": 2_400,
     "docs/research/decision-model.md": 2_700,
