@@ -1,6 +1,6 @@
 """From predicted rewards to probabilities, and from probabilities to an action, compiled.
 
-``explore`` is the only place where compiled code tells policies apart. Predictions are compared as they are, ties
+``weigh`` is the only place where compiled code tells policies apart. Predictions are compared as they are, ties
 share. An action that is not allowed has probability 0.
 
 [AgaEtAl12] A. Agarwal, M. Dudík, S. Kale, J. Langford, R. Schapire. Contextual Bandit Learning with Predictable
@@ -31,8 +31,14 @@ def explore(rule: Array, n: int, n_learned: int, means: Array, widths: Array, al
     Policies other than ``linucb`` raise predictions to the least reward: so actions without expected reward tie, and a
     greedy policy does not stay with one of them forever.
     """
+    rank_scores(rule[CODE], rule[AMOUNT], rule[LOW], rule[HIGH], means, widths, out)
+    weigh(rule, n, n_learned, allowed, out)
+
+
+@bare_kernel
+def weigh(rule: Array, n: int, n_learned: int, allowed: Array, out: Array) -> None:
+    """Replace ranking scores by probabilities."""
     code, amount = rule[CODE], rule[AMOUNT]
-    rank_scores(code, amount, rule[LOW], rule[HIGH], means, widths, out)
     if code == SQUARECB:
         squarecb(out, allowed, amount * np.sqrt(max(n_learned, 1)))
     elif code == OPTIMISTIC_SQUARECB:

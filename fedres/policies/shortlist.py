@@ -13,19 +13,30 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedres.checks import Array
-from fedres.policies.kernels import AMOUNT, CODE, EPSILON_GREEDY, FLOOR, GREEDY, HIGH, LOW, explore, rank_scores
+from fedres.policies.kernels import AMOUNT, CODE, EPSILON_GREEDY, FLOOR, GREEDY, HIGH, LOW, rank_scores, weigh
 
 SHORTLIST = 50  # actions that the policy weighs
 
 
-def ranked(rule: Array, means: Array, widths: Array, keys: Array, allowed: Array, n: int) -> tuple[Array, Array, float]:
+def ranked(
+    rule: Array,
+    means: Array,
+    widths: Array,
+    keys: Array,
+    allowed: Array,
+    n: int,
+    boosts: Array | float = 0.0,
+) -> tuple[Array, Array, float]:
     """Return the ranking with which ``draw_one`` draws ``n`` of the allowed actions.
+
+    Boosts are added to ranking scores, and so have their effect beyond the range of the rewards.
 
     It has the policy's ranking score of each action; the top actions, best first; and the score of the best action
     after them, with which others may tie: the worst one where fewer are allowed.
     """
     scores = np.empty(means.size)
     rank_scores(rule[CODE], rule[AMOUNT], rule[LOW], rule[HIGH], means, widths, scores)
+    scores += boosts
     candidates = scores[allowed]
     place = max(candidates.size - SHORTLIST - n, 0)
     last = float(np.partition(candidates, place)[place]) if candidates.size else -np.inf
@@ -61,9 +72,8 @@ def draw_one(
         listed = listed[scores[listed] > tied]
     ties = int(np.count_nonzero(allowed & (scores == tied)))
     places = min(SHORTLIST - listed.size, ties)
-    weighed = np.concatenate([scores[listed], np.full(places, tied)])
-    weights = np.empty(weighed.size)
-    explore(rule, 0, n_learned, weighed, np.zeros(weighed.size), np.ones(weighed.size, np.bool_), weights)
+    weights = np.concatenate([scores[listed], np.full(places, tied)])
+    weigh(rule, 0, n_learned, np.ones(weights.size, np.bool_), weights)
     share = floor / count
     chances: list[float] = ((1 - floor) * weights + share).tolist()
     for action, chance in zip(listed.tolist(), chances, strict=False):

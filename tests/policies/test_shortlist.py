@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedres.policies import EpsilonGreedy, Greedy, OptimisticSquareCB, SquareCB
-from fedres.policies.kernels import FLOOR, explore
+from fedres.policies.kernels import FLOOR, HIGH, LOW, explore, weigh
 from fedres.policies.shortlist import SHORTLIST, draw_one, ranked
 
 HOSTED = [Greedy(), Greedy(floor=0.1), EpsilonGreedy(0.2), SquareCB(), OptimisticSquareCB(floor=0.02)]
@@ -22,7 +22,8 @@ def expected(policy, scores, allowed, learned):
     left = np.sort(scores[ids])[::-1][:SHORTLIST]
     rule, listed = policy.rule((0.0, 1.0)).copy(), np.empty(left.size)
     rule[FLOOR] = 0.0
-    explore(rule, 0, learned, left, np.zeros(left.size), np.ones(left.size, bool), listed)
+    listed[:] = left
+    weigh(rule, 0, learned, np.ones(left.size, bool), listed)
     probabilities = np.zeros(scores.size)
     for score in set(left):
         tied = ids[scores[ids] == score]
@@ -118,3 +119,26 @@ def test_actions_with_one_key_are_drawn_with_their_own_probabilities(policy):
             assert [told[action] for action in range(n)] == pytest.approx(shares.tolist(), abs=1.5 / numbers.size)
             names = [str(ids[order][action]) for action, _ in drawn]
             assert chances.setdefault(means.any(), names) == names
+
+
+@settings(max_examples=60, deadline=None)
+@given(scored, st.sampled_from([-1000.0, -1e-3, 0.0, 1e-3, 1000.0]))
+def test_a_boost_counts_in_full_beyond_the_range_of_rewards(drawn, boost):
+    n, n_levels, seed, policy = drawn
+    rng = np.random.default_rng(seed)
+    means = rng.integers(-n_levels, 2 * n_levels, size=n) / n_levels  # also below and above the range of rewards
+    allowed = np.ones(n, bool)
+    boosts = np.where(np.arange(n) == 0, boost, 0.0)
+    rule = policy.rule((0.0, 1.0))
+    keys = rng.permutation(n).astype(np.uint32)
+    ranking = ranked(rule, means, np.zeros(n), keys, allowed, 1, boosts)
+    most = rule[HIGH] if isinstance(policy, SquareCB) and not isinstance(policy, OptimisticSquareCB) else np.inf
+    scores = np.clip(means, rule[LOW], most) + boosts
+    chances = expected(policy, scores, allowed, 400)
+    for u in np.linspace(0, LAST, 200):
+        action, p = draw_one(rule, 400, *ranking, keys, allowed, n, u)
+        assert p == pytest.approx(chances[action], abs=1e-12)
+    if abs(boost) == 1000 and n > 1:
+        assert (chances[0] == chances.max()) == (boost > 0 or np.ptp(chances) == 0)
+        if policy.floor == 0 and isinstance(policy, Greedy):
+            assert chances[0] == (boost > 0)

@@ -53,9 +53,9 @@ def draw_places(
         key = personal_key(loop.id, user) if user is not None and settings.personal else NO_KEY
         rule, n_learned = loop.policy
         means, widths = loop.model.predict_items(items, context, memory, key, settings.crosses)
-        means += items.boosts.used
-        ranking = ranked(rule, means, widths, items.keys, allowed, len(events))
-        learned = Draws(rule, n_learned, means, ranking, loop.view.version)
+        boosts = items.boosts.used
+        ranking = ranked(rule, means, widths, items.keys, allowed, len(events), boosts)
+        learned = Draws(rule, n_learned, means + boosts, ranking, loop.view.version)
     else:
         learned = _by_popularity(loop, items, popular, allowed, len(events))
     drawn, count = list[Drawn](), int(allowed.sum())
@@ -80,15 +80,16 @@ def draw_places(
 
 
 def _by_popularity(loop: Loop, items: Items, scores: Array, allowed: Array, n_places: int) -> Draws:
-    rule, means = loop.policy[0].copy(), scores + items.boosts.used
+    rule = loop.policy[0].copy()
     if rule[CODE] != EPSILON_GREEDY:
         rule[CODE] = GREEDY
-    ranking = ranked(rule, means, np.zeros(means.size), items.keys, allowed, n_places)
-    return Draws(rule, 0, means, ranking, loop.view.version)
+    boosts = items.boosts.used
+    ranking = ranked(rule, scores, np.zeros(scores.size), items.keys, allowed, n_places, boosts)
+    return Draws(rule, 0, scores + boosts, ranking, loop.view.version)
 
 
 class Draws(NamedTuple):
-    """The scores, the rule and the ranking by which a model and a policy draw items."""
+    """The scores with boosts, the rule and the ranking by which a model and a policy draw items."""
 
     rule: Array
     n_learned: int

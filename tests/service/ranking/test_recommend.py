@@ -355,6 +355,25 @@ def test_a_boost_is_added_to_the_score(tmp_path):
     story(tmp_path, tell, floor=0.0)
 
 
+@pytest.mark.parametrize("reward_range", [(0.0, 1.0), (-1.0, 0.0)])
+def test_an_item_with_a_large_negative_boost_is_never_the_best_whatever_the_rewards(tmp_path, reward_range):
+    async def tell(engine, recommend):
+        await engine.put_actions("default", [film(2, _boost=-1_000)])
+        for learned in (False, True):
+            for _ in range(20):
+                page = await recommend(page_request(n=5))
+                assert page.items[-1].id == "f2"  # after all others
+                assert {item.id: item.score for item in page.items}["f2"] < -900
+            if not learned:
+                for _ in range(10):
+                    for item in (await recommend(page_request(n=5))).items:
+                        await engine.reward("default", item.event_id, reward_range[0])
+                await engine.settle()
+
+    options = {"policy": "greedy", "floor": 0.0, "reward_range": reward_range, "default_reward": None}
+    story(tmp_path, tell, n_films=5, **options)
+
+
 def test_what_a_user_was_shown_is_left_out_ever_or_for_some_time(tmp_path):
     async def tell(engine, recommend):
         shown = {item.id for item in (await recommend(page_request(n=4, user="u"))).items}
