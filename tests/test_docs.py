@@ -101,6 +101,16 @@ def test_a_page_is_not_too_long_to_read(page):
     assert len(prose_of(page).split()) <= WORDS.get(name, 1_000), name
 
 
+SHORT = [page for page in PAGES if page.name not in ("fair.md", "CHANGELOG.md")]
+
+
+@pytest.mark.parametrize("page", SHORT, ids=lambda page: str(page.relative_to(ROOT)))
+def test_paragraphs_have_at_most_80_words(page):
+    for paragraph in re.split(r"\n\s*\n|\n(?=\s*(?:[-*] |\d+\. ))", prose_of(page)):
+        words = " ".join(line for line in paragraph.split("\n") if not line.lstrip().startswith("|")).split()
+        assert len(words) <= 80, " ".join(words[:12])
+
+
 WRAPPED = [page for page in PAGES if page.name != "fair.md"]  # `fedres fair` writes it
 
 
@@ -110,6 +120,12 @@ def test_lines_of_prose_fit_into_100_columns(page):
     for line in prose_of(page).splitlines():
         words = re.sub(r"`[^`]*`|\]\([^)]*\)", "", line).split()
         assert len(line) <= 100 or line.lstrip().startswith(("|", "#", "![")) or len(words) < 3, line
+
+
+def test_every_figure_of_the_results_is_on_a_page():
+    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    for picture in (ROOT / "docs" / "results").glob("*.png"):
+        assert re.search(rf"!\[[^\]]+\]\([\w./-]*\b{picture.name}\)", text), picture.name
 
 
 def test_the_gallery_has_every_example():
