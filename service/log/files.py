@@ -39,7 +39,7 @@ def with_companions(path: Path) -> list[Path]:
     return [path.with_name(path.name + suffix) for suffix in ("", "-wal", "-shm", "-journal")]
 
 
-OWN_SUFFIXES = ("-lease", "-keys", "-keys-lease", "-audit", "-audit.1", "-run")
+OWN_SUFFIXES = ("-lease", "-keys", "-keys-lease", "-audit", "-audit.1", "-audit-refused", "-run")
 
 
 def make_private(store: Path) -> None:
