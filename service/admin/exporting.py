@@ -53,10 +53,13 @@ class Exporter:
         left = limit
         while left is None or left > 0:
             now = self._log.heads()[loop].time
-            entries = self._log.read(loop, after, CHUNK)
+            if user is None:
+                entries = self._log.read(loop, after, CHUNK)
+            else:
+                entries = self._log.of_user(loop, user, after, CHUNK)
             if not entries:
                 return
-            ranks = [entry for entry in entries if entry.kind == RANK and user in (None, entry.user)]
+            ranks = [entry for entry in entries if entry.kind == RANK]
             exported = ranks[:left]
             after = entries[-1].position if len(exported) == len(ranks) else exported[-1].position
             about = self._about(loop, [entry.event for entry in exported if entry.event is not None])

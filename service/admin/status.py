@@ -17,6 +17,7 @@ import msgspec
 from service.errors import ApiError
 from service.log.files import replacing
 from service.log.protocol import Head, StoreUnavailable
+from service.models.published import Loop
 from service.rank.ranker import RankerContext
 
 VERSION = version("fedres")
@@ -67,33 +68,46 @@ class MachineStatus:
         with contextlib.suppress(ApiError, StoreUnavailable):
             heads, n_bytes = await self._context.look_up(lambda log: (log.heads(), log.size()))
         learner = self._context.models.learner()
-        names = self._context.models.names()
+        loops = self._loops()
         return {
             "version": VERSION,
             "store": self._store,
-            "position": sum(head.last for name, head in heads.items() if name in names),
-            "learned_position": sum(self._context.loop(name).view.position for name in names),
+            "position": sum(head.last for name, head in heads.items() if name in loops),
+            "learned_position": sum(loop.view.position for loop in loops.values()),
             "trouble": self._trouble() or self._standing_still(),
             "rebuilt": 0 if learner is None else learner.rebuilt,
             "published_bytes": 0 if learner is None else learner.published_bytes,
             "staleness_seconds": round(self._context.models.staleness(), 3),
             "processes": self.processes(),
-            "log": self._log(heads, n_bytes),
+            "log": self._log(loops, heads, n_bytes),
             "quotas": asdict(self._context.quotas),
-            "loops": {name: self._gauges(name, heads) for name in names},
+            "loops": {name: self._gauges(loop, heads.get(name)) for name, loop in loops.items()},
         }
 
-    def _log(self, heads: Mapping[str, Head], n_bytes: int | None) -> dict[str, float | None]:
+    def _loops(self) -> dict[str, Loop]:
+        """Return all loops by name, without those that are deleted meanwhile."""
+        loops = {}
+        for name in self._context.models.names():
+            try:
+                loops[name] = self._context.loop(name)
+            except ApiError as error:
+                if error.status != 404:
+                    raise
+        return loops
+
+    def _log(
+        self, loops: Mapping[str, Loop], heads: Mapping[str, Head], n_bytes: int | None
+    ) -> dict[str, float | None]:
         """Return the log's size and the free space on its disk; None for unknown figures.
 
         The number of remaining events is an estimate: removed records are taken as a random sample of a loop's records.
         """
         n_records = sum(head.last - head.removed for head in heads.values())
         n_events = 0.0
-        for name in self._context.models.names():
+        for name, loop in loops.items():
             if name in heads:
                 left = 1 - heads[name].removed / heads[name].last
-                n_events += left * self._context.loop(name).view.statistics.ranks
+                n_events += left * loop.view.statistics.ranks
         try:
             disk = os.statvfs(self._disk)
         except OSError:
@@ -137,10 +151,9 @@ class MachineStatus:
             return f"the learner is {learner.lag:.0f} s behind the log"
         return None if learner.trouble is None else f"not everything is learned: {learner.trouble}"
 
-    def _gauges(self, name: str, heads: Mapping[str, Head]) -> dict[str, float]:
+    def _gauges(self, loop: Loop, head: Head | None) -> dict[str, float]:
         """Return numbers for monitoring; NaN for averages without data."""
-        loop = self._context.loop(name)
-        view, head = loop.view, heads.get(name)
+        view = loop.view
         sums, default = view.statistics, view.settings.default_reward
         behind = 0 if head is None else max(head.last - view.position, 0)
         pending = 0 if default is None else view.n_waiting

@@ -84,9 +84,7 @@ def status(url: Url = DEFAULT_URL, key: Key = None) -> None:
     typer.echo(
         f"fedres {report['version']} at {url}, store {report['store']}: {'not ready' if ready.is_error else 'ready'}"
     )
-    typer.echo(
-        f"log {log['bytes'] / 1e6:,.1f} MB in {log['records']:,} records, {log['disk_free_bytes'] / 1e9:,.1f} GB free"
-    )
+    typer.echo(f"log {_log_size(log)}, {_disk_space(log)}")
     for process in report["processes"]:
         if process["restarts"]:
             typer.echo(f"{process['role']} {process['number']} was restarted {process['restarts']} times")
@@ -101,6 +99,18 @@ def status(url: Url = DEFAULT_URL, key: Key = None) -> None:
     console().print(table)
     if ready.is_error:
         raise typer.Exit(1)
+
+
+def _log_size(log: dict[str, Any]) -> str:
+    """Return the size of the log; the service leaves it out while the log cannot be read."""
+    if log["bytes"] is None:
+        return "cannot be read at the moment"
+    return f"{log['bytes'] / 1e6:,.1f} MB in {log['records']:,} records"
+
+
+def _disk_space(log: dict[str, Any]) -> str:
+    free = log["disk_free_bytes"]
+    return "free space unknown" if free is None else f"{free / 1e9:,.1f} GB free"
 
 
 def _number(value: float | None) -> str:

@@ -196,8 +196,8 @@ def add_key(
         raise ValueError("ROLE must be one of rank, device, read and admin: fedres keys add rank")
     seconds = None if days is None else days * DAY
     text = _keys(store, folder).add(role, loop, client, seconds=seconds, explain=explain)
-    _note_keys(store, folder, f"fedres keys add {role} ({text.split('_')[1]})", loop)
     typer.echo(text)
+    _note_keys(store, folder, f"fedres keys add {role} ({text.split('_')[1]})", loop)
 
 
 @keys.command("rotate")
@@ -214,8 +214,8 @@ def rotate_key(
         raise ValueError(f"grace must be in [0, 3650] days, got {grace:g}")
     seconds = None if days is None else days * DAY
     text = _keys(store, folder).rotate(name, grace_seconds=grace * DAY, seconds=seconds)
-    _note_keys(store, folder, f"fedres keys rotate {name} ({text.split('_')[1]})")
     typer.echo(text)
+    _note_keys(store, folder, f"fedres keys rotate {name} ({text.split('_')[1]})")
 
 
 @keys.command("list")
@@ -257,8 +257,8 @@ def revoke_key(
 ) -> None:
     """Revoke a key; a running service notices within a second."""
     _keys(store, folder).revoke(name)
-    _note_keys(store, folder, f"fedres keys revoke {name}")
     typer.echo(f"{name} is revoked")
+    _note_keys(store, folder, f"fedres keys revoke {name}")
 
 
 def _keys(store: str, folder: Path) -> Keys:
@@ -269,16 +269,25 @@ def _keys(store: str, folder: Path) -> Keys:
 
 
 def _note_keys(store: str, folder: Path, command: str, loop: str | None = None) -> None:
-    """Record the command in the audit log and, in an existing store, that it has keys."""
+    """Record the command in the audit log and, in an existing store, that it has keys.
+
+    The keys are changed already, so a store that cannot be written is only a warning; the next start notes it there.
+    """
     from service.http.audit import Audit
     from service.http.keys import NOTE
     from service.log.opening import open_log, store_at
+    from service.log.protocol import StoreUnavailable
 
     opened = store_at(store, folder, any_architecture=True)
     Audit(opened.path).note("", command, loop)
     if opened.is_shared or opened.path.exists():
-        with closing(open_log(opened)) as log:
-            log.set_note(NOTE, "made")
+        try:
+            with closing(open_log(opened)) as log:
+                log.set_note(NOTE, "made")
+        except StoreUnavailable as error:
+            typer.echo(
+                f"fedres: the keys are changed, but the store could not note that it has keys: {error}", err=True
+            )
 
 
 def _day(seconds: float) -> str:

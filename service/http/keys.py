@@ -190,26 +190,31 @@ class Keys:
             raise ValueError(f"client must have 1 to {LONGEST_ID} characters, got {len(client)}")
         if not explain and role != "rank":
             raise ValueError(f"no-explain must come with the role rank, got {role}")
-        name = secrets.token_hex(6)
-        text = f"fedres_{name}_{secrets.token_urlsafe(32)}"
-        hashed = hashlib.sha256(text.encode()).hexdigest()
         with self.store.changing():
             self._refresh()
-            now = self._now()
-            expires = None if seconds is None else now + seconds
-            key = Key(
-                id=name,
-                role=role,
-                loop=loop,
-                hash=hashed,
-                created=now,
-                client=client,
-                expires=expires,
-                explain=explain,
-            )
+            text, key = self._new(role, loop, client, seconds, explain)
             self.store.write([*self._keys.values(), key])
         self._refresh()
         return text
+
+    def _new(
+        self, role: str, loop: str | None, client: str | None, seconds: float | None, explain: bool
+    ) -> tuple[str, Key]:
+        """Return a new key as text, and what is stored of it."""
+        name = secrets.token_hex(6)
+        text = f"fedres_{name}_{secrets.token_urlsafe(32)}"
+        now = self._now()
+        key = Key(
+            id=name,
+            role=role,
+            loop=loop,
+            hash=hashlib.sha256(text.encode()).hexdigest(),
+            created=now,
+            client=client,
+            expires=None if seconds is None else now + seconds,
+            explain=explain,
+        )
+        return text, key
 
     def revoke(self, name: str) -> None:
         """Refuse the key with the id ``name`` from now on."""
@@ -224,14 +229,22 @@ class Keys:
         self._refresh()
 
     def rotate(self, name: str, *, grace_seconds: float, seconds: float | None = None) -> str:
-        """Return a new key with the rights of the key ``name``, which expires after the grace period."""
+        """Return a new key with the rights of the key ``name``, which expires after the grace period.
+
+        Both are stored by one change: after a crash, there are both or neither.
+        """
+        if seconds is not None:
+            positive("seconds", seconds)
+        with self.store.changing():
+            self._refresh()
+            old = self._keys.get(name)
+            if old is None or old.revoked is not None:
+                raise ValueError(f"no valid key has the id {name!r}; `fedres keys list` shows them")
+            text, key = self._new(old.role, old.loop, old.client, seconds, old.explain)
+            end = key.created + grace_seconds
+            ending = replace(old, expires=end if old.expires is None else min(old.expires, end))
+            self.store.write([*{**self._keys, name: ending}.values(), key])
         self._refresh()
-        old = self._keys.get(name)
-        if old is None or old.revoked is not None:
-            raise ValueError(f"no valid key has the id {name!r}; `fedres keys list` shows them")
-        text = self.add(old.role, old.loop, old.client, seconds=seconds, explain=old.explain)
-        end = self._now() + grace_seconds
-        self._change(name, lambda key: replace(key, expires=end if key.expires is None else min(key.expires, end)))
         return text
 
     def identify(self, authorization: bytes | None) -> Key:

@@ -180,6 +180,10 @@ class PostgresLog:
         where = 'loop = %s AND "user" = %s ORDER BY position DESC LIMIT %s'
         return self._select(where, _sought(loop), _sought(user), limit)
 
+    def of_user(self, loop: str, user: str, after: int = 0, limit: int = 1_000) -> list[Entry]:
+        where = 'loop = %s AND "user" = %s AND position > %s ORDER BY position LIMIT %s'
+        return self._select(where, _sought(loop), _sought(user), after, limit)
+
     def of_kind(self, loop: str, kind: str, after: int = 0, limit: int = NO_LIMIT) -> list[Entry]:
         where = f"loop = %s AND kind = '{kind}' AND position > %s ORDER BY position LIMIT %s"
         return self._select(where, _sought(loop), after, limit)

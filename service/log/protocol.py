@@ -103,6 +103,9 @@ class Log(Protocol):
     def newest_of(self, loop: str, user: str, limit: int) -> list[Entry]:
         """Return at most ``limit`` records of a user, the newest first."""
 
+    def of_user(self, loop: str, user: str, after: int = 0, limit: int = 1_000) -> list[Entry]:
+        """Return at most ``limit`` records of a user behind ``after``, oldest first; the log is not scanned."""
+
     def of_kind(self, loop: str, kind: str, after: int = 0, limit: int = NO_LIMIT) -> list[Entry]:
         """Return at most ``limit`` records of a rare kind (erase, base, loop) behind ``after``, oldest first."""
 

@@ -53,6 +53,10 @@ BODIES = "CAST(body AS BLOB)"
 OTHER_BODIES = f"CASE WHEN example IS NULL THEN {BODIES} END"  # those that no example stands for
 SET_HEAD = "REPLACE INTO head (loop, last, time, removed) VALUES (?, ?, ?, ?)"
 FIRST_OF = "SELECT position FROM log WHERE loop = ? AND event = ? AND kind = ?"
+# Rows are stored in the order of their positions, and the index on users ends with the row.
+OF_USER = """INDEXED BY log_by_user WHERE loop = ? AND user = ? AND rowid > coalesce((
+    SELECT rowid FROM log INDEXED BY log_by_position WHERE loop = ? AND position <= ?
+    ORDER BY position DESC LIMIT 1), 0) ORDER BY rowid LIMIT ?"""
 # The user's own records, and the rewards and activations of the user's decisions.
 ERASE_USER = f"""DELETE FROM log WHERE rowid IN (
     SELECT rowid FROM log WHERE loop = ?1 AND user = ?2
@@ -164,6 +168,9 @@ class SqliteLog:
     def newest_of(self, loop: str, user: str, limit: int) -> list[Entry]:
         rows = "INDEXED BY log_by_user WHERE loop = ? AND user = ? ORDER BY rowid DESC LIMIT ?"
         return self._select(BODIES, rows, loop, user, limit)
+
+    def of_user(self, loop: str, user: str, after: int = 0, limit: int = 1_000) -> list[Entry]:
+        return self._select(BODIES, OF_USER, loop, user, loop, after, limit)
 
     def of_kind(self, loop: str, kind: str, after: int = 0, limit: int = NO_LIMIT) -> list[Entry]:
         rows = f"WHERE loop = ? AND kind = '{kind}' AND {IS_RARE} AND position > ? ORDER BY position LIMIT ?"

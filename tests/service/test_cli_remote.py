@@ -4,11 +4,13 @@ import json
 import re
 
 import pytest
+from live import run_service
 from serving import serving
 from typer.testing import CliRunner
 
 from service.cli import app
 from service.cli.base import PANELS
+from service.log.protocol import StoreUnavailable
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +62,28 @@ def test_status_shows_that_it_is_ready_and_each_loop(service):
     text = fedres("status", "--url", service.url)
     assert ": ready" in text
     assert "default" in text
+
+
+def test_status_is_shown_while_the_log_cannot_be_read(tmp_path):
+    async def failing(function):
+        raise StoreUnavailable("io", "the disk failed")
+
+    with run_service(tmp_path) as live:
+        assert re.search(r"log [\d.]+ MB in 1 records, [\d.]+ GB free", fedres("status", "--url", live.url))
+        live.engine.context.look_up = failing
+        text = fedres("status", "--url", live.url)
+    assert re.search(r"log cannot be read at the moment, [\d.]+ GB free", text)
+    assert "default" in text
+
+
+def test_a_loop_that_is_deleted_meanwhile_is_missing_in_the_status(tmp_path):
+    with run_service(tmp_path) as live:
+        models = live.engine.context.models
+        names = models.names
+        models.names = lambda: [*names(), "deleted"]
+        with live.client() as http:
+            assert [*http.get("/v1/status").json()["loops"]] == ["default"]
+            assert http.get("/metrics").status_code == 200
 
 
 def test_without_a_service_there_is_one_line_that_says_what_to_do():

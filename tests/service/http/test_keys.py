@@ -325,6 +325,30 @@ def test_a_key_that_is_added_to_a_store_closes_it_for_good(tmp_path):
         check_keys(log, Keys(tmp_path / "store.db"))
 
 
+def test_a_rotation_is_one_change_of_the_stored_keys(keys):
+    old = keys.add("rank")
+    name, write, written = old.split("_")[1], keys.store.write, []
+    keys.store.write = written.append  # the process ends before anything is stored
+    keys.rotate(name, grace_seconds=0.0)
+    assert len(written) == 1
+    ids = [(key.id == name, key.expires is None) for key in written[0]]
+    assert ids == [(True, False), (False, True)]
+    keys.store.write = write
+    assert keys.identify(bearer(old)).id == name
+
+
+def test_keys_are_changed_although_the_store_cannot_note_it(tmp_path):
+    store = ("--store", f"sqlite:///{tmp_path}/store.db")
+    name = CliRunner().invoke(app, ["keys", "add", "rank", *store]).stdout.split("_")[1]
+    (tmp_path / "store.db").write_bytes(b"no database" * 1_000)
+    for words in (("add", "rank"), ("rotate", name), ("revoke", name)):
+        done = CliRunner().invoke(app, ["keys", *words, *store])
+        assert (done.exit_code, done.stderr.count("\n")) == (0, 1)
+        assert "the keys are changed, but" in done.stderr
+    listed = Keys(tmp_path / "store.db").list()
+    assert (len(listed), [key.id for key in listed if key.revoked]) == (3, [name])
+
+
 def test_the_command_line_rotates_and_all_of_it_is_in_the_audit_log(tmp_path):
     store = ["--store", f"sqlite:///{tmp_path / 'store.db'}"]
     old = CliRunner().invoke(app, ["keys", "add", "rank", *store]).stdout.split("_")[1]

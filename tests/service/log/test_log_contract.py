@@ -55,6 +55,20 @@ def test_the_newest_records_of_a_user_come_first(log):
     assert log.newest_of("shop", "nobody", 10) == []
 
 
+def test_the_records_of_a_user_are_read_on_from_any_position(log):
+    append(
+        log, rank("a", "u"), rank("b", "v"), reward("a"), rank("c", "u"), rank("d", "u", loop="news"), rank("e", "u")
+    )
+    append(log, *(rank(f"more-{k}", "v") for k in range(5)), rank("f", "u"))
+    assert [entry.event for entry in log.of_user("shop", "u")] == ["a", "c", "e", "f"]
+    for after in range(12):
+        following = [entry.event for entry in log.read("shop", after) if entry.user == "u"]
+        assert [entry.event for entry in log.of_user("shop", "u", after)] == following
+        assert [entry.event for entry in log.of_user("shop", "u", after, 2)] == following[:2]
+    assert log.of_user("shop", "nobody") == log.of_user("nowhere", "u") == []
+    assert log.of_user("shop", "u")[0].body == rank("a", "u").body
+
+
 NUL = "\0"
 
 

@@ -5,7 +5,7 @@ import asyncio
 import msgspec
 import numpy as np
 import pytest
-from machine import running
+from machine import running, tell
 from playing import play, rebuilt, refused, request
 
 import bandits
@@ -186,3 +186,27 @@ def test_a_loop_that_was_made_again_has_none_of_the_old_ones_events(tmp_path):
             assert engine.view("shop").n_waiting == 1
 
     asyncio.run(story())
+
+
+def test_the_export_of_a_user_reads_no_records_of_others(tmp_path):
+    async def story(engine, clock):
+        for k in range(40):
+            await engine.rank("default", request(user="anna" if k % 10 == 0 else f"other-{k}", event_id=f"e{k}"))
+        await engine.reward("default", "e10", 1.0)
+        await engine.settle()
+        log = engine.context.archive()
+        read, seen = log.read, []
+
+        def reading(loop, after=0, limit=1_000, **options):
+            entries = read(loop, after, limit, **options)
+            seen.extend(entry.kind for entry in entries)
+            return entries
+
+        log.read = reading
+        pieces = [piece async for piece in engine.user_events("anna")]
+        events = [msgspec.json.decode(line) for line in b"".join(pieces).splitlines()]
+        assert [event["event_id"] for event in events] == ["e0", "e10", "e20", "e30"]
+        assert [event["reward"] for event in events] == [None, 1.0, None, None]
+        assert seen == ["loop"]  # of the settings that the events were decided under
+
+    tell(tmp_path, story)
