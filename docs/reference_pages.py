@@ -186,22 +186,27 @@ A request that gets 400 or 422 never succeeds as it is; one that gets 503, or 42
 
 def limits_page():
     """Return every limit of a request, and every quota of a loop."""
-    figures = [(getattr(Limits(), name), text) for name, text in LIMITS.items()]
-    figures += [(getattr(FeatureLimits(), name), text) for name, text in FEATURE_LIMITS.items()]
-    limits = [(f"{number:,.0f}", text) for number, text in [*figures, (LONGEST_ID, "characters in an id")]]
-    quotas = [(f"{getattr(Quotas(), name):,}", text, f"`too_many_{name}`") for name, text in QUOTAS.items()]
+    limits = [(f"{getattr(Limits(), name):,.0f}", text, f"`limits.{name}`") for name, text in LIMITS.items()]
+    fixed = [(f"{getattr(FeatureLimits(), name):,}", text, "") for name, text in FEATURE_LIMITS.items()]
+    limits += [*fixed, (str(LONGEST_ID), "characters in an id", "")]
+    quotas = [
+        (f"{getattr(Quotas(), name):,}", text, f"`quotas.{name}`", f"`too_many_{name}`")
+        for name, text in QUOTAS.items()
+    ]
     return f"""# Limits
 
 A request beyond one of these gets 413, 422, 429 or 408 ([errors](errors.md)).
 
-{_table(("at most", "what"), *limits)}
+Those with a name can be [set](../operate/deploy.md#limits-and-quotas).
+
+{_table(("at most", "what", "name"), *limits)}
 
 ## Quotas
 
 Of each loop, but for the last three, which are of the service. Requests that would need more get 429 with the code;
 `/v1/status` shows the quotas.
 
-{_table(("at most", "what", "code"), *quotas)}
+{_table(("at most", "what", "name", "code"), *quotas)}
 """
 
 

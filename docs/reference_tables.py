@@ -122,7 +122,8 @@ LIMITS = {
     "residuals": "residuals of a device in a request",
     "updates": "updates of a device in a request",
     "connections": "connections of a ranker",
-    "requests_per_second": "requests per second of a key; twice as many in one burst after a pause",
+    "requests_per_second": "requests per second of a key without a rate of its own, at each ranker; "
+    "twice as many in one burst after a pause; 0 is no limit",
     "request_seconds": "seconds for a request to arrive, and for a client to read some of its response",
 }
 FEATURE_LIMITS = {

@@ -37,8 +37,8 @@ is about. A service with keys asks for `Authorization: Bearer <key>`. Paths belo
 
 A body has at most {limits.body_bytes} bytes (that of a rank call {limits.rank_bytes}, a model {limits.model_bytes},
 updates {limits.update_bytes}) and must come with its `Content-Type` and within {limits.request_seconds:g} seconds. It
-may come with `Content-Encoding: gzip`; then the limit holds before and after decompression. A key may make
-{limits.requests_per_second:g} requests a second.
+may come with `Content-Encoding: gzip`; then the limit holds before and after decompression. A key may have a limit of
+requests a second.
 """
 
 

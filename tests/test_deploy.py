@@ -113,6 +113,23 @@ def test_the_systemd_unit_starts_the_service_in_its_folder_and_lets_the_supervis
     assert int(service["TimeoutStopSec"]) >= 105
 
 
+def test_the_health_check_of_the_image_needs_no_port_and_the_containers_have_few_rights():
+    check = re.search(r"HEALTHCHECK .*?CMD (\[.*?\])", (DEPLOY / "Dockerfile").read_text(encoding="utf-8"), re.DOTALL)
+    assert json.loads(check[1]) == ["python", "-m", "service.health", "/data"]
+    for name, service in yaml.safe_load((DEPLOY / "compose.yaml").read_text(encoding="utf-8"))["services"].items():
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        assert service["mem_limit"], name
+        assert "build" in service or re.search(r":v?\d+\.\d+", service["image"]), name
+
+
+@needs_program("systemd-analyze", "systemd")
+def test_systemd_rates_the_unit_as_little_exposed():
+    command = ["systemd-analyze", "security", "--offline=true", DEPLOY / "fedres.service"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert float(re.search(r"exposure level for fedres.service: ([\d.]+)", done.stdout)[1]) <= 2.5, done.stdout
+
+
 @needs_program("systemd-analyze", "systemd")
 def test_systemd_accepts_the_unit(tmp_path):
     """It complains of what it does not know, and of a command that does not exist; here it is that of the tests."""

@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 PANELS = {
-    "Service": ("serve", "status", "loops", "users", "keys"),
+    "Service": ("serve", "status", "loops", "users", "keys", "config"),
     "Data": ("log", "catalogue", "feedback"),
     "Analysis": ("report", "evaluate"),
     "Experiments": ("bandit", "replay", "delays", "datasets", "reproduce", "fair", "bench"),

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 keys = typer.Typer(no_args_is_help=True, callback=private_files, help="Create, list and revoke the keys of a service.")
 app.add_typer(keys, name="keys")
+config_commands = typer.Typer(no_args_is_help=True, help="Show the configuration of the service.")
+app.add_typer(config_commands, name="config")
 
 Days = Annotated[float | None, typer.Option(help="Days after which the key expires; default never.")]
 FollowedLoops = Annotated[
@@ -62,6 +64,19 @@ Insecure = Annotated[bool, typer.Option("--insecure", help="Accept requests from
 AcceptLoss = Annotated[
     bool, typer.Option("--accept-loss", help="Start although records at the end of the log are missing.")
 ]
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        is_eager=True,
+        callback=lambda ctx, value: read_defaults(ctx, value),
+        help="Configuration, TOML; default fedres.toml in the current folder, if it exists.",
+    ),
+]
+LimitValues = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="A limit or a quota, such as limits.actions=1000 or quotas.users=500000. Repeatable."),
+]
 DAY = 86_400.0
 
 
@@ -86,13 +101,17 @@ def serve(
     log_format: Annotated[str, typer.Option(help="Format of log lines: text or json.")] = "text",
     log_level: Annotated[str, typer.Option(help="Lowest level of log lines: debug, info, warning or error.")] = "info",
     access_log: Annotated[bool, typer.Option("--access-log", help="Log a line for each request.")] = False,
+    config_file: ConfigFile = None,
+    set_values: LimitValues = None,
 ) -> None:
     """Start the service: HTTP API, dashboard, metrics. Ctrl-C stops it after saving the models.
 
     Every option can come from the environment: FEDRES_PORT for --port, and so on; several values separated by spaces.
+    It can also come from the table `serve` of the configuration file. `fedres config show` prints all values.
     """
     from fedres.lease import LeaseHeld
     from service import logs
+    from service.cli.configuration import limits_and_quotas, read_all
     from service.errors import ApiError
     from service.http.server import Tls
     from service.log.opening import store_at
@@ -100,6 +119,7 @@ def serve(
     from service.roles.supervisor import serve as run
 
     logs.check(log_format, log_level)
+    limits, quotas = limits_and_quotas(read_all(config_file, set_values or ()))
     if tls_key is not None and tls_cert is None:
         raise ValueError("tls-key must come with --tls-cert")
     config = Config(
@@ -114,6 +134,8 @@ def serve(
         access_log=access_log,
         root_path=read_root_path(root_path),
         accept_loss=accept_loss,
+        limits=limits,
+        quotas=quotas,
     )
     has_keys = check_access(config, demo=demo, insecure=insecure)
     logs.set_up(log_format, log_level)
@@ -121,6 +143,58 @@ def serve(
         run(config, demo=demo, say=logs.say, welcome=lambda url: welcome(url, str(config.store), has_keys, demo))
     except (LeaseHeld, ApiError) as error:
         raise ValueError(str(error)) from None
+
+
+def read_defaults(context: typer.Context, file: Path | None) -> Path | None:
+    """Let the configuration file give defaults of options; return its path."""
+    from service.cli.configuration import SERVE, check_name, read_file
+
+    try:
+        table = {name.replace("-", "_"): value for name, value in read_file(file).get(SERVE, {}).items()}
+        names = [str(option.name) for option in context.command.params if option.name != "config_file"]
+        for name in table:
+            check_name("the configuration file", f"{SERVE}.{name}", [f"{SERVE}.{known}" for known in names])
+    except (ValueError, OSError) as error:
+        raise typer.BadParameter(str(error)) from None
+    context.default_map = table
+    return file
+
+
+@config_commands.command("show", context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
+@one_line_errors
+def show_config(context: typer.Context) -> None:
+    """Print each option, limit and quota of `fedres serve` with its source; takes the options of that command."""
+    from rich.table import Table
+
+    from service.cli.configuration import DEFAULT_FILE, limits_and_quotas, read_all
+    from service.log.opening import store_at
+
+    command = typer.main.get_command(app).commands["serve"]  # type: ignore[attr-defined]
+    options = command.make_context("serve", [*context.args])
+    file = options.params["config_file"]
+    table = Table("name", "value", "source")
+    for parameter in command.params:
+        name, value = parameter.name, options.params[parameter.name]
+        if name == "store":
+            value = store_at(value, options.params["folder"], any_architecture=True)  # without a password
+        sources = {
+            "COMMANDLINE": parameter.opts[0],
+            "ENVIRONMENT": parameter.envvar or f"FEDRES_{name.upper()}",
+            "DEFAULT_MAP": str(file or DEFAULT_FILE),
+        }
+        table.add_row(parameter.opts[0], _shown(value), sources.get(options.get_parameter_source(name).name, "default"))
+    values = read_all(file, options.params["set_values"] or ())
+    limits_and_quotas(values)
+    for name, entry in values.items():
+        table.add_row(name, _shown(entry.value), entry.source)
+    console().print(table)
+
+
+def _shown(value: Any) -> str:
+    """Return a value as text: nothing for one that is missing."""
+    if isinstance(value, (list, tuple)):
+        return " ".join(map(str, value))
+    return "" if value is None else str(value)
 
 
 def check_access(config: Config, *, demo: bool, insecure: bool) -> bool:
@@ -188,6 +262,10 @@ def add_key(
     explain: Annotated[
         bool, typer.Option("--explain/--no-explain", help="Whether a rank key may ask for explanations.")
     ] = True,
+    rate: Annotated[
+        float | None,
+        typer.Option(help="Requests a second at each ranker; default the limit of the service."),
+    ] = None,
     store: Store = DEFAULT_STORE,
     folder: Folder = DEFAULT_FOLDER,
 ) -> None:
@@ -195,7 +273,7 @@ def add_key(
     if not role:
         raise ValueError("ROLE must be one of rank, device, read and admin: fedres keys add rank")
     seconds = None if days is None else days * DAY
-    text = _keys(store, folder).add(role, loop, client, seconds=seconds, explain=explain)
+    text = _keys(store, folder).add(role, loop, client, seconds=seconds, explain=explain, rate=rate)
     typer.echo(text)
     _note_keys(store, folder, f"fedres keys add {role} ({text.split('_')[1]})", loop)
 
@@ -232,6 +310,7 @@ def list_keys(store: Store = DEFAULT_STORE, folder: Folder = DEFAULT_FOLDER, jso
             "loop": key.loop,
             "client": key.client,
             "explain": key.explain,
+            "rate": key.rate,
             "created": _day(key.created),
             "expires": None if key.expires is None else _day(key.expires),
             "revoked": None if key.revoked is None else _day(key.revoked),
@@ -243,6 +322,7 @@ def list_keys(store: Store = DEFAULT_STORE, folder: Folder = DEFAULT_FOLDER, jso
         whose = row["client"] or ("any" if row["role"] == "device" else "")
         dates = row["created"], row["expires"] or "", row["revoked"] or ""
         role = row["role"] if row["explain"] else f"{row['role']}, no explain"
+        role += "" if row["rate"] is None else f", {row['rate']:g}/s"
         table.add_row(row["id"], role, row["loop"] or "all", whose, *dates)
     console().print(table)
     write_json(json_file, rows)

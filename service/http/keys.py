@@ -47,6 +47,7 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
     client: str | None = None  # the one device it is for; None is any
     expires: float | None = None  # seconds since 1970
     explain: bool = True  # it may request explanations, which show what the model has learned of a user
+    rate: float | None = None  # requests a second at each ranker; None is the limit of the service
 
 
 ANYONE = Key(id="", role="admin", loop=None, hash="", created=0.0)  # the caller of a service without keys
@@ -175,15 +176,18 @@ class Keys:
         *,
         seconds: float | None = None,
         explain: bool = True,
+        rate: float | None = None,
     ) -> str:
         """Return a new key, which is not stored and cannot be shown again.
 
         ``client`` binds a device's key to its id. The key expires after ``seconds``; None is never. Without
-        ``explain``, a rank key gets no explanations.
+        ``explain``, a rank key gets no explanations. ``rate`` is how many requests a second it may make.
         """
         one_of("role", role, ROLES)
         if seconds is not None:
             positive("seconds", seconds)
+        if rate is not None:
+            positive("rate", rate)
         if client is not None and role != "device":
             raise ValueError(f"client must come with the role device, got {client!r} with {role}")
         if client is not None and not 1 <= len(client) <= LONGEST_ID:
@@ -192,13 +196,19 @@ class Keys:
             raise ValueError(f"no-explain must come with the role rank, got {role}")
         with self.store.changing():
             self._refresh()
-            text, key = self._new(role, loop, client, seconds, explain)
+            text, key = self._new(role, loop, client, seconds, explain, rate)
             self.store.write([*self._keys.values(), key])
         self._refresh()
         return text
 
     def _new(
-        self, role: str, loop: str | None, client: str | None, seconds: float | None, explain: bool
+        self,
+        role: str,
+        loop: str | None,
+        client: str | None,
+        seconds: float | None,
+        explain: bool,
+        rate: float | None,
     ) -> tuple[str, Key]:
         """Return a new key as text, and what is stored of it."""
         name = secrets.token_hex(6)
@@ -213,6 +223,7 @@ class Keys:
             client=client,
             expires=None if seconds is None else now + seconds,
             explain=explain,
+            rate=rate,
         )
         return text, key
 
@@ -240,7 +251,7 @@ class Keys:
             old = self._keys.get(name)
             if old is None or old.revoked is not None:
                 raise ValueError(f"no valid key has the id {name!r}; `fedres keys list` shows them")
-            text, key = self._new(old.role, old.loop, old.client, seconds, old.explain)
+            text, key = self._new(old.role, old.loop, old.client, seconds, old.explain, old.rate)
             end = key.created + grace_seconds
             ending = replace(old, expires=end if old.expires is None else min(old.expires, end))
             self.store.write([*{**self._keys, name: ending}.values(), key])
@@ -301,20 +312,24 @@ class Keys:
 
 
 class Buckets:
-    """A token bucket for each key: ``rate`` tokens a second flow in, up to two seconds' worth, a request takes one."""
+    """A token bucket for each key: ``rate`` tokens a second flow in, up to two seconds' worth, a request takes one.
 
-    def __init__(self, rate: float, clock: Callable[[], float] = time.monotonic) -> None:
-        positive("rate", rate)
-        self._rate, self._size, self._clock = rate, max(1.0, 2 * rate), clock
+    Each ranker has its own. A caller's connections may all lead to one ranker, so each of them allows the whole rate: a
+    key never gets less, and at most its rate times the number of rankers.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._levels: dict[str, tuple[float, float]] = {}  # tokens, and the time of that level
 
-    def take(self, key: str) -> float:
+    def take(self, key: str, rate: float) -> float:
         """Take a token and return 0, or return the seconds until the next one."""
         now = self._clock()
-        level, then = self._levels.get(key, (self._size, now))
-        level = min(self._size, level + (now - then) * self._rate)
+        size = max(1.0, 2 * rate)
+        level, then = self._levels.get(key, (size, now))
+        level = min(size, level + (now - then) * rate)
         if level < 1:
-            return (1 - level) / self._rate
+            return (1 - level) / rate
         self._levels[key] = (level - 1, now)
         return 0.0
 

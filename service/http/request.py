@@ -40,13 +40,17 @@ class Limits:
     residuals: int = 500  # of a device in one request
     updates: int = 100  # the same
     connections: int = 2_000  # of one ranker at once
-    requests_per_second: float = 10_000.0  # of one key; twice that many at once after a pause
+    # Of one key that has no rate of its own, at each ranker; twice that many at once after a pause. 0 is no limit.
+    requests_per_second: float = 0.0
     # From a connection's or a request's first byte to its last, and for any part of a reply to be taken.
     request_seconds: float = 15.0
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            (checks.whole if field.type == "int" else checks.positive)(field.name, getattr(self, field.name))
+            if field.type == "int":
+                checks.whole(field.name, getattr(self, field.name))
+        checks.not_negative("requests_per_second", self.requests_per_second)
+        checks.positive("request_seconds", self.request_seconds)
 
 
 class Disconnected(Exception):  # noqa: N818

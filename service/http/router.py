@@ -225,7 +225,8 @@ class Router:
         self._reshape = reshape or {}  # by the first segment of paths
         self._table = RouteTable(routes)
         self._root = root_path.encode()
-        self._buckets = Buckets(limits.requests_per_second)
+        self._buckets = Buckets()
+        self._rate = limits.requests_per_second  # of keys without a rate of their own
         self._limits = {route.limit: getattr(limits, route.limit) for route in routes}  # of bodies, by name
         self._access_log = access_log
 
@@ -305,7 +306,8 @@ class Router:
         sender = headers.get(b"host"), headers.get(b"origin"), headers.get(b"sec-fetch-site")
         if (key is ANYONE or self._hosts.always) and sender not in self._hosts.good:
             self._hosts.check(*sender)
-        seconds = self._buckets.take(key.id)
+        rate = self._rate if key.rate is None else key.rate
+        seconds = self._buckets.take(key.id, rate) if rate else 0.0
         if seconds:
             metrics.refusals.labels(key.id).inc()
             wait = max(1, math.ceil(seconds))

@@ -10,6 +10,7 @@ from service.http.hosts import Hosts
 from service.http.request import Limits
 from service.http.server import Tls
 from service.log.opening import Store
+from service.rank.quotas import Quotas
 
 LOG_SOCKET, LEARNER_SOCKET, METRICS = "log.sock", "learner.sock", "metrics"
 PUBLISHED = "-published"  # beside the store: published models, where their own folder has no room for a second file
@@ -34,6 +35,7 @@ class Config:
     allowed_origins: tuple[str, ...] = ()  # of web pages that may call it from a browser
     access_log: bool = False
     limits: Limits = field(default_factory=Limits)
+    quotas: Quotas = field(default_factory=Quotas)
     accept_loss: bool = False  # start although records are missing
     run: Path = Path()  # the folder of sockets and shared memory, which the supervisor makes
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import gc
 import os
 import signal
@@ -68,23 +67,27 @@ async def _serve(config: Config, sock: socket.socket, parent: int, beat: Beat) -
     open_store = partial(open_log, config.store)
     new_worker = partial(WorkerProcess, config.store)
     context = RankerContext(
-        PublishedModels(config.run), client, learner, open_store, only=config.loops, new_worker=new_worker
+        PublishedModels(config.run),
+        client,
+        learner,
+        open_store,
+        only=config.loops,
+        quotas=config.quotas,
+        new_worker=new_worker,
     )
     status = MachineStatus(context, config.store.path.name, config.run, config.store.path.parent)
-    share = config.limits.requests_per_second / config.rankers  # a key's requests are spread over all rankers
-    limits = dataclasses.replace(config.limits, requests_per_second=share)
     keys = await asyncio.to_thread(open_keys, config.store)
     app = create_app(
         context,
         status,
         keys=keys,
-        limits=limits,
+        limits=config.limits,
         hosts=Hosts(config.allowed_hosts, config.host, config.allowed_origins),
         audit=Audit(config.store.path),
         root_path=config.root_path,
         access_log=config.access_log,
     )
-    server = HttpServer(app.router, sock, limits, config.tls, metrics.flush_requests)
+    server = HttpServer(app.router, sock, config.limits, config.tls, metrics.flush_requests)
 
     def stop() -> None:
         loop.remove_reader(parent)  # else the callback would repeat after the parent's end

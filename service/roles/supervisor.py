@@ -29,6 +29,7 @@ from typing import NoReturn
 
 from fedres.lease import Lease
 from service import logs
+from service.health import ADDRESS, RUN_NOTE
 from service.http.server import bind, shown
 from service.log.files import make_private
 from service.roles.config import BEAT_SECONDS, METRICS, METRICS_FOLDER, PUBLISHED, Beat, Config
@@ -42,7 +43,6 @@ KILL_SECONDS = 5.0  # that one may take to go after SIGKILL
 PRIVATE = 0o077  # umask: what the service stores is for its user alone
 SILENCE = {"ranker": 60.0, "learner": 300.0, "log": 300.0}  # seconds without a sign of life, by role: then it hangs
 PAUSED_SECONDS = 10.0  # between two checks: the supervisor itself was stopped
-STALE_RUN = "-run"  # the file beside the store that names the run folder, to be cleaned up after a power cut
 
 Say = Callable[[str], None]
 
@@ -263,6 +263,7 @@ def serve(config: Config, *, demo: bool = False, say: Say = print, welcome: Call
         first = undo.enter_context(bind(config.host, config.port, shared=config.rankers > 1))
         url = f"{'https' if config.tls else 'http'}://{shown(first)}"
         config = replace(config, run=undo.enter_context(_run_folder(config)))
+        (config.run / ADDRESS).write_text(f"{url}\n")
         os.environ[METRICS_FOLDER] = str(config.run / METRICS)
         progress = new_progress()
         with serve_starting(config, first, progress), compiling(say, progress):
@@ -364,7 +365,7 @@ def _is_ready(config: Config) -> bool:
 @contextlib.contextmanager
 def _run_folder(config: Config) -> Iterator[Path]:
     """Yield a folder for sockets, metrics and shared memory; remove one left behind by a power cut or a kill."""
-    note = config.store.beside(STALE_RUN)
+    note = config.store.beside(RUN_NOTE)
     if note.exists():
         left = Path(note.read_text().strip())
         if left.name.startswith("fedres-"):
