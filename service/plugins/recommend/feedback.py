@@ -16,6 +16,7 @@ from msgspec import Meta, Raw, Struct, field
 from fedres.event_ids import new_event_id
 from fedres.scoring.features import Named
 from service.errors import ApiError, invalid
+from service.hints import about
 from service.log.protocol import Duplicate
 from service.log.records import (
     EMPTY,
@@ -43,12 +44,21 @@ LAST_TIME = 100_000_000_000  # seconds since 1970: the year 5138
 class FeedbackEvent(Struct, kw_only=True, forbid_unknown_fields=True):
     """What an action earned that was not chosen here."""
 
-    action: Id | Action  #: Id of the action, or the action with features that differ from those in the catalogue.
-    reward: float  #: What it earned, within the loop's reward_range.
-    user: Id | None = None  #: Id of the user, whose personal model learns from it too.
-    context: Features = field(default_factory=lambda: Raw(EMPTY))  #: Features of the situation.
-    event_id: Id | None = None  #: Id of this event, generated if missing. An event with a known id is not stored again.
-    time: float | str | None = None  #: When it happened, in seconds since 1970 or as ISO 8601; for popular items.
+    action: Annotated[
+        Id | Action,
+        about("Id of the action, or the action with features that differ from those in the catalogue."),
+    ]
+    reward: Annotated[float, about("What it earned, within the loop's reward_range.")]
+    user: Annotated[Id | None, about("Id of the user, whose personal model learns from it too.")] = None
+    context: Annotated[Features, about("Features of the situation.")] = field(default_factory=lambda: Raw(EMPTY))
+    event_id: Annotated[
+        Id | None,
+        about("Id of this event, generated if missing. An event with a known id is not stored again."),
+    ] = None
+    time: Annotated[
+        float | str | None,
+        about("When it happened, in seconds since 1970 or as ISO 8601; for popular items."),
+    ] = None
 
     @property
     def acted_on(self) -> Action:
@@ -58,15 +68,17 @@ class FeedbackEvent(Struct, kw_only=True, forbid_unknown_fields=True):
 class FeedbackRequest(Struct, forbid_unknown_fields=True):
     """Events with their rewards; one whose id exists is not stored again."""
 
-    #: Actions that were not chosen here, with their rewards.
-    events: Annotated[list[FeedbackEvent], Meta(min_length=1)]
+    events: Annotated[
+        Annotated[list[FeedbackEvent], Meta(min_length=1)],
+        about("Actions that were not chosen here, with their rewards."),
+    ]
 
 
 class FeedbackStored(Struct):
     """How many events are new, and how many existed already."""
 
-    stored: int  #: Events that are new.
-    repeated: int  #: Events whose id was known.
+    stored: Annotated[int, about("Events that are new.")]
+    repeated: Annotated[int, about("Events whose id was known.")]
 
 
 class Feedback:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ import msgspec
 
 from bandits.evaluation.logs import read_objects
 from bandits.evaluation.sources import Progress, ignore_progress, is_table, open_source
-from service.plugins.recommend.item_files import value_of
+from service.plugins.recommend.item_files import checked_id, plain_value, value_of
 from service.times import seconds_of
 
 BATCH = 500  # events of one call
@@ -63,7 +64,7 @@ def read_feedback(
         try:
             item, name = _named(row, columns.item, ITEMS), _named(row, columns.reward, REWARDS)
             reward = _reward(name, row[name], reward_range, scale)
-            event = {"action": row[item], "reward": reward, **_optional(row, columns, is_text)}
+            event = {"action": _action(item, row[item]), "reward": reward, **_optional(row, columns, is_text)}
         except ValueError as error:
             skipped.add(str(error), at)
             continue
@@ -88,8 +89,10 @@ def _rows(path: Path, columns: FeedbackColumns, progress: Progress) -> tuple[Ite
 
 def _optional(row: Mapping[str, Any], columns: FeedbackColumns, is_text: bool) -> dict[str, Any]:
     """Return the optional fields of an event: all but its action and its reward."""
-    cells = {"user": row.get(columns.user), "event_id": row.get(columns.event_id)}
-    event = {name: cell for name, cell in cells.items() if cell is not None}
+    named = {"user": columns.user, "event_id": columns.event_id}
+    event: dict[str, Any] = {
+        field: checked_id(name, row[name]) for field, name in named.items() if row.get(name) is not None
+    }
     time = row.get(columns.time)
     if time is not None:
         event["time"] = _time(columns.time, value_of(time) if isinstance(time, str) else time)
@@ -98,7 +101,16 @@ def _optional(row: Mapping[str, Any], columns: FeedbackColumns, is_text: bool) -
         context = {name: value_of(cell) for name, cell in context.items()}
     elif isinstance(row.get("context"), dict):
         context = {**row["context"], **context}
-    return {**event, "context": context} if context else event
+    return {**event, "context": plain_value(context)} if context else event
+
+
+def _action(name: str, value: Any) -> Any:
+    """Return the id of an action, or an action with features."""
+    if not isinstance(value, dict):
+        return checked_id(name, value)
+    if not isinstance(value.get("id"), str):
+        raise ValueError(f"{name} must have an id")
+    return plain_value(value)
 
 
 def _named(row: Mapping[str, Any], name: str | None, usual: Sequence[str]) -> str:
@@ -111,10 +123,11 @@ def _named(row: Mapping[str, Any], name: str | None, usual: Sequence[str]) -> st
 
 
 def _reward(name: str, cell: Any, reward_range: tuple[float, float], scale: tuple[float, float] | None) -> float:
-    try:
-        number = float(cell)
-    except (TypeError, ValueError):
-        raise ValueError(f"{name} must be a number") from None
+    number = value_of(cell) if isinstance(cell, str) else cell
+    if isinstance(number, Decimal):
+        number = float(number)
+    if not isinstance(number, (int, float)):
+        raise ValueError(f"{name} must be a number")
     low, high = reward_range if scale is None else scale
     if not low <= number <= high:
         advice = "; --scale stretches other numbers over the loop's reward_range" if scale is None else ""
@@ -128,5 +141,5 @@ def _reward(name: str, cell: Any, reward_range: tuple[float, float], scale: tupl
 def _time(name: str, value: Any) -> float:
     try:
         return seconds_of(value.isoformat() if hasattr(value, "isoformat") else value)
-    except ValueError:
+    except (TypeError, ValueError, OverflowError):
         raise ValueError(f"{name} must be seconds since 1970 or a time such as 2026-12-24T18:00:00Z") from None

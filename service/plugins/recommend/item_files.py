@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
+from datetime import date, time, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,8 @@ from bandits.evaluation.sources import Progress, ignore_progress, is_table, open
 from service.item_attributes import read_meaning
 
 BATCH_ITEMS, BATCH_BYTES = 2_000, 500_000  # of one call; its body may have 1,000,000 bytes
+
+NUMBER = re.compile(r"[+-]?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 
 Item = tuple[str, dict[str, Any]]  # its id and its features
 
@@ -36,7 +41,7 @@ def read_items(
         features = fields["features"] if set(fields) == {"features"} else fields
         if name is None or not isinstance(features, dict):
             raise ValueError(f"{path}, line {at}: an item must have {id_column!r} and features, got {str(line)[:100]}")
-        yield str(name), _checked(f"{path}, line {at}", _split(features, lists))
+        yield _item(f"{path}, line {at}", id_column, name, _split(features, lists))
 
 
 def _rows(path: Path, id_column: str, lists: Mapping[str, str], progress: Progress) -> Iterator[Item]:
@@ -51,7 +56,7 @@ def _rows(path: Path, id_column: str, lists: Mapping[str, str], progress: Progre
         features = {key: cell for key, cell in zip(names, cells, strict=True) if cell is not None}
         if source.is_text:
             features = {key: cell if key in lists else value_of(cell) for key, cell in features.items()}
-        yield str(name), _checked(f"{path}, {source.unit} {at}", _split(features, lists))
+        yield _item(f"{path}, {source.unit} {at}", id_column, name, _split(features, lists))
 
 
 def _split(features: dict[str, Any], lists: Mapping[str, str]) -> dict[str, Any]:
@@ -62,23 +67,50 @@ def _split(features: dict[str, Any], lists: Mapping[str, str]) -> dict[str, Any]
     }
 
 
-def _checked(at: str, features: dict[str, Any]) -> dict[str, Any]:
-    """Return features; refuse those with an invalid special attribute."""
+def _item(at: str, id_column: str, name: Any, features: dict[str, Any]) -> Item:
+    """Return an item; refuse one whose id is no id, or with an invalid special attribute."""
     try:
-        read_meaning(features)
+        plain = plain_value(features)
+        read_meaning(plain)
+        return str(checked_id(id_column, name)), plain
     except ValueError as error:
         raise ValueError(f"{at}: {error}") from None
-    return features
+
+
+def checked_id(column: str, value: Any) -> str | float:
+    """Return an id; numbers are ids too."""
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+        raise ValueError(f"{column} must be text or a number")
+    return value
+
+
+def plain_value(value: Any) -> Any:
+    """Return a value of a file as JSON has it: times as ISO 8601, durations in seconds."""
+    if value is None or isinstance(value, (str, bool, int, float)):
+        return value
+    if isinstance(value, (list, tuple)):
+        return [plain_value(each) for each in value]
+    if isinstance(value, dict):
+        return {str(name): plain_value(each) for name, each in value.items()}
+    if isinstance(value, (date, time)):
+        return value.isoformat()
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, Decimal):
+        return float(value)
+    raise ValueError(f"features must be text, numbers, times, lists or objects, got {type(value).__name__}")
 
 
 def value_of(cell: str) -> Any:
-    """Return the value of a cell in a text file."""
+    """Return the value of a cell in a text file.
+
+    Only what JSON and spreadsheets write as a number is one: 00123 and 1_000 are codes, which stay text.
+    """
     if cell in ("true", "false", "True", "False"):
         return cell in ("true", "True")
-    try:
-        number = float(cell)
-    except ValueError:
+    if not NUMBER.fullmatch(cell.strip()):
         return cell
+    number = float(cell)
     return number if math.isfinite(number) else cell
 
 

@@ -79,6 +79,29 @@ def test_lines_and_parquet_keep_their_types(tmp_path):
     assert skipped.counts.total() == 1
 
 
+def test_lines_of_odd_types_are_skipped_with_their_reason(tmp_path):
+    good = {"item": 7, "reward": 1, "user": 3, "context": {"at": "noon"}}
+    wrong = {
+        "item must be text or a number": {"item": ["i"], "reward": 1},
+        "item must have an id": {"item": {"x": 1}, "reward": 1},
+        "user must be text or a number": {"item": "i", "reward": 1, "user": {"a": 1}},
+        "reward must be a number": {"item": "i", "reward": [1]},
+    }
+    rule = "time must be seconds since 1970 or a time such as 2026-12-24T18:00:00Z"
+    wrong[rule] = {"item": "i", "reward": 1, "time": [1]}
+    path = write(tmp_path, "r.jsonl", "\n".join(map(json.dumps, [good, *wrong.values()])))
+    [(_, event)], skipped = read(path, scale=None)
+    assert (event["action"], event["user"], event["context"]) == (7, 3, {"at": "noon"})
+    assert skipped.counts == dict.fromkeys(wrong, 1)
+
+
+def test_rewards_of_text_files_are_plain_numbers(tmp_path):
+    path = write(tmp_path, "r.csv", "item,reward\na,1\nb,1_0\nc,٣\nd,0.5\n")
+    events, skipped = read(path, reward_range=(0.0, 10.0), scale=None)
+    assert [event["reward"] for _, event in events] == [1.0, 0.5]
+    assert skipped.counts == {"reward must be a number": 2}
+
+
 def test_a_file_without_the_columns_is_refused(tmp_path):
     with pytest.raises(ValueError, match="must have a column 'item' or 'action', has user, rating"):
         read(write(tmp_path, "r.csv", "user,rating\na,1\n"))

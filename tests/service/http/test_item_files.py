@@ -2,6 +2,8 @@
 
 import json
 import os
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
 
 import forked
 import pytest
@@ -55,6 +57,46 @@ def test_a_parquet_file_keeps_its_types(tmp_path):
 def test_what_is_no_item_is_named_with_its_line(tmp_path, name, text, message):
     with pytest.raises(ValueError, match=message):
         list(read_items(write(tmp_path, name, text)))
+
+
+def test_only_plain_numbers_are_numbers(tmp_path):
+    cells = ["12", "-1.5", "1e3", ".5", "+2", " 7 ", "00123", "1_000", "٣", "0x10", "inf", "1e999", "-", "1.2.3"]
+    path = write(tmp_path, "i.csv", "id,x\n" + "".join(f"{k},{cell}\n" for k, cell in enumerate(cells)))
+    values = [features["x"] for _, features in read_items(path)]
+    assert values[:6] == [12.0, -1.5, 1000.0, 0.5, 2.0, 7.0]
+    assert values[6:] == cells[6:]
+
+
+def test_times_durations_and_decimals_of_a_parquet_file_are_plain_values(tmp_path):
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    day = date(2026, 12, 24)
+    columns = {
+        "id": ["a"],
+        "day": [day],
+        "moment": [datetime(2026, 12, 24, 18, tzinfo=UTC)],
+        "length": [timedelta(minutes=2)],
+        "price": [Decimal("1.50")],
+        "nested": [{"days": [day]}],
+    }
+    parquet.write_table(arrow.table(columns), tmp_path / "i.parquet")
+    [(_, features)] = read_items(tmp_path / "i.parquet")
+    assert features == {
+        "day": "2026-12-24",
+        "moment": "2026-12-24T18:00:00+00:00",
+        "length": 120.0,
+        "price": 1.5,
+        "nested": {"days": ["2026-12-24"]},
+    }
+    parquet.write_table(arrow.table({"id": ["a"], "picture": [b"x"]}), tmp_path / "i.parquet")
+    with pytest.raises(ValueError, match=r"row 0: features must be text, numbers, .*, got bytes"):
+        list(read_items(tmp_path / "i.parquet"))
+
+
+@pytest.mark.parametrize("name", [{"a": 1}, ["a"], True])
+def test_an_id_is_text_or_a_number(tmp_path, name):
+    path = write(tmp_path, "i.jsonl", json.dumps({"id": name, "x": 1}))
+    with pytest.raises(ValueError, match="line 1: id must be text or a number"):
+        list(read_items(path))
 
 
 def test_a_batch_has_no_more_than_one_call_may_have():
