@@ -49,7 +49,7 @@ ERRORS: dict[int, dict[str, str]] = {  # status: {code: meaning, and what to do}
     413: {"body_too_large": "The body is too large: put features into the catalogue, or send fewer actions."},
     415: {
         "unsupported_media_type": "The body has another type than expected.",
-        "unsupported_encoding": "The body has another encoding than gzip.",
+        "unsupported_encoding": "The body has another encoding than gzip, or another transfer encoding than chunked.",
     },
     421: {
         "unknown_host": "The `Host` header is not a name of the service, as behind a proxy: `--allowed-host NAME`.",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -134,7 +135,7 @@ class Protocol(HttpToolsProtocol):
             self._refuse(ApiError(400, "invalid_http", "the request must be HTTP/1.1", None))
             return
         self._upgrading = False
-        kept = [(name, value) for name, value in self.headers if name not in (b"upgrade", b"connection")]
+        kept = list(_without_upgrade(self.headers))
         version = self.parser.get_http_version().encode()
         first = b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, version)
         lines = [first, *(b"%b: %b" % header for header in kept)]
@@ -199,6 +200,16 @@ class Protocol(HttpToolsProtocol):
             ending = b"content-length: %d\r\nconnection: close\r\n\r\n" % len(reply.body)
             self.transport.write(head_of(reply.status, reply.headers) + ending + reply.body)
         self.transport.close()
+
+
+def _without_upgrade(headers: Iterable[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
+    """Yield headers without a request to upgrade; what else Connection has, such as close, stays."""
+    for name, value in headers:
+        if name == b"connection":
+            options = [option.strip() for option in value.split(b",")]
+            value = b", ".join(option for option in options if option.lower() not in (b"upgrade", b"http2-settings"))
+        if name != b"upgrade" and value:
+            yield name, value
 
 
 @lru_cache(maxsize=1_000)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from fastapi import Response
 
 from service.errors import ApiError
+from service.hints import about
 from service.log.protocol import StoreUnavailable, unavailable
 from service.logs import failed_requests, serving
 
@@ -26,6 +27,7 @@ NO_SNIFFING = (b"x-content-type-options", b"nosniff")
 SOON = (b"retry-after", b"1")
 
 REQUEST_ID = b"x-request-id"
+LONGEST_TEXT = 2_000  # characters of an error's message, and of its target
 LONGEST_REQUEST_ID = 200  # bytes; a longer one is not repeated
 NOT_READY = "not_ready"  # sent to load balancers repeatedly, so not logged here; the cause is logged once
 
@@ -41,7 +43,7 @@ class ErrorDetail(msgspec.Struct):
 class Error(msgspec.Struct):
     """The shape of every error."""
 
-    error: ErrorDetail  #: What is wrong.
+    error: Annotated[ErrorDetail, about("What is wrong.")]
 
 
 class Reply(msgspec.Struct, frozen=True, gc=False):
@@ -73,10 +75,14 @@ def refusal(error: ApiError, headers: Headers = ()) -> Reply:
 
 def shaped(error: ApiError) -> Error:
     """Return the body of an error reply, with invalid Unicode escaped."""
-    message, target = (
-        text and text.encode("utf-8", "backslashreplace").decode() for text in (error.message, error.target)
-    )
-    return Error(ErrorDetail(error.code, message or "", target))
+    target = None if error.target is None else bounded(error.target)
+    return Error(ErrorDetail(error.code, bounded(error.message), target))
+
+
+def bounded(text: str) -> str:
+    """Return a text that may repeat what a caller sent: valid Unicode, without its middle if it is long."""
+    text = text if len(text) <= LONGEST_TEXT else f"{text[: LONGEST_TEXT // 2]} … {text[-LONGEST_TEXT // 2 :]}"
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def wrong_method(method: str, allowed: str) -> Reply:

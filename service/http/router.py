@@ -154,19 +154,19 @@ def _unquoted(methods: Methods, quoted: Iterable[bytes]) -> dict[str, str]:
 
 
 SUBSCRIPTION_KEY = b"ocp-apim-subscription-key"  # of Azure's clients
-CREDENTIALS = (b"authorization", SUBSCRIPTION_KEY)
+ONCE = (b"authorization", SUBSCRIPTION_KEY, b"host")  # headers that must not be repeated
 RequestHeaders = Mapping[bytes, bytes]  # by name
 
 
 def read_headers(headers: Sequence[tuple[bytes, bytes]]) -> RequestHeaders:
-    """Return headers by name, the last one if repeated. Credentials must not be repeated.
+    """Return headers by name, the last one if repeated. Credentials and Host must not be repeated.
 
     A proxy that checks only the first of two would let the other one pass.
     """
     by_name = dict(headers)
     if len(by_name) < len(headers):
         names = [name for name, _ in headers]
-        for name in CREDENTIALS:
+        for name in ONCE:
             if names.count(name) > 1:
                 shown = name.decode().title()
                 raise ApiError(400, "repeated_header", f"{shown} must come once, got it twice", shown)
@@ -182,6 +182,10 @@ async def read_request(route: Route, headers: RequestHeaders, receive: Receive, 
     if encoding.lower() not in (b"identity", b"gzip"):
         text = f"Content-Encoding must be gzip, got {encoding[:100].decode('latin-1')}"
         raise ApiError(415, "unsupported_encoding", text, "Content-Encoding")
+    transfer = headers.get(b"transfer-encoding", b"chunked")
+    if transfer.lower() != b"chunked":
+        text = f"Transfer-Encoding must be chunked, got {transfer[:100].decode('latin-1')}"
+        raise ApiError(415, "unsupported_encoding", text, "Transfer-Encoding")
     if length is not None and not (length.strip().isdigit() and int(length[:20]) <= limit):
         raise too_large(limit)
     chunks, size, more = [], 0, True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import selectors
 import signal
 import socket
@@ -13,7 +14,7 @@ from service.learn.learner import Learner
 from service.learn.snapshots import Snapshots
 from service.log.client import BlockingWriter
 from service.log.opening import open_log
-from service.log.protocol import Log
+from service.log.protocol import Log, StoreUnavailable
 from service.models.published import Publisher, new_generation
 from service.roles.config import PUBLISHED, Beat, Config
 
@@ -57,7 +58,15 @@ def run(config: Config, listener: socket.socket, parent: int, beat: Beat = lambd
             _serve(selector, wait)
             if began - active > QUIET_SECONDS and not stopping and not learner.prunings.busy:
                 _wait_for_records(selector, log)
-    learner.close()
+    save_and_close(learner)
+
+
+def save_and_close(learner: Learner) -> None:
+    """Save the models; if that fails, as on a full disk, the next start learns the rest again from the log."""
+    try:
+        learner.close()
+    except StoreUnavailable as error:
+        logging.getLogger("fedres.service").warning("%s; the next start learns the rest from the log", error.message)
 
 
 def _serve(selector: selectors.BaseSelector, seconds: float) -> bool:

@@ -215,3 +215,32 @@ def test_nothing_is_written_to_a_client_that_has_gone():
     transport = CountingTransport(Closed())
     transport.write(b"HTTP/1.1 200 OK\r\n\r\n")
     transport.write(b"body")
+
+
+def test_a_host_comes_once(live):
+    two = CLOSE.replace(b"host: localhost", b"host: evil.example\r\nhost: localhost")
+    assert code(exchange(live, two)[0]) == (400, "repeated_header")
+
+
+def test_a_transfer_encoding_that_is_not_undone_is_refused(live):
+    chunked = b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY)
+    for coding in (b"gzip, chunked", b"x-odd, chunked"):
+        request = rank(b"transfer-encoding: " + coding, b"connection: close", body=chunked)
+        assert code(exchange(live, request)[0]) == (415, "unsupported_encoding")
+    good = rank(b"transfer-encoding: Chunked", b"connection: close", body=chunked)
+    assert [status for status, _ in exchange(live, good)] == [200]
+
+
+@pytest.mark.parametrize("options", [b"upgrade, close", b"close, Upgrade, HTTP2-Settings", b"close"])
+def test_a_connection_that_is_to_be_closed_is_closed_although_an_upgrade_is_ignored(live, options):
+    request = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nconnection: %b\r\nupgrade: h2c\r\n\r\n" % options
+    assert [status for status, _ in exchange(live, request)] == [200]
+
+
+def test_an_error_repeats_little_of_what_was_sent(live, client):
+    sent = {"filter": {"x": {"exists": "y" * 200_000}}}
+    for path, body in (("/v1/recommend", sent), ("/v1/rank", {"actions": [{"id": "a"}], "z" * 200_000: 1})):
+        reply = client.post(path, json=body)
+        assert reply.status_code == 422
+        assert len(reply.content) < 5_000
+        assert reply.json()["error"]["message"]

@@ -12,6 +12,7 @@ from service.learn.join import FinishedEvent
 from service.learn.snapshots import Saver, Snapshots, snapshot_damage
 from service.log.protocol import StoreUnavailable
 from service.rank.requests import Action
+from service.roles.learner import save_and_close
 
 CHANGED = {"residual-kalman": {"reward_range": [-1.0, 2.0]}, "adagrad": {"learning_rate": 0.3, "crosses": False}}
 
@@ -331,3 +332,19 @@ def test_a_snapshot_that_lacks_an_action_is_learned_again(tmp_path):
             assert [action.id for action in engine.actions("default")] == ["a", "b"]
 
     asyncio.run(story())
+
+
+def test_a_learner_that_cannot_save_at_its_end_says_so_in_one_line(tmp_path, monkeypatch, caplog):
+    def full(*_, **__):
+        raise StoreUnavailable("snapshot", "the snapshot cannot be written: database or disk is full")
+
+    async def story():
+        async with running(tmp_path) as engine:
+            await play(engine, 5)
+            monkeypatch.setattr(engine.learner.saver, "flush", full)
+            save_and_close(engine.learner)
+            monkeypatch.setattr(engine.learner, "close", lambda: None)
+
+    asyncio.run(story())
+    [record] = [record for record in caplog.records if "disk is full" in record.message]
+    assert (record.exc_info, "learns the rest from the log" in record.message) == (None, True)
