@@ -119,7 +119,7 @@ def play(case: Case, task: Deal, url: str, target: float, folder: Path) -> Itera
         "crosses": False,
         "personal": False,
         "policy": "greedy",
-        "update_interval": 0.001,
+        "update_interval": 0.005,
         "defences": {"max_norm": None, "client_share": None, "client_pull": None},
     }
     httpx.post(f"{url}/v1/loops", json={"name": name, "settings": settings}, timeout=60).raise_for_status()

@@ -1,4 +1,4 @@
-"""Hints that msgspec's error messages lack: the values of an enum, and the name that was probably meant."""
+"""Descriptions of fields; hints that msgspec's error messages lack, such as the name that was probably meant."""
 
 from __future__ import annotations
 
@@ -7,10 +7,15 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Any
 
-from msgspec import ValidationError, inspect
+from msgspec import Meta, ValidationError, inspect
 
 _STEP = re.compile(r"\.(\w+)|(\[[^\]]*\])")
 _UNKNOWN_FIELD = re.compile(r"unknown field `(.*)`")
+
+
+def about(text: str) -> Meta:
+    """Return the description of a field, for ``Annotated``; the API's description and the reference have it."""
+    return Meta(description=text)
 
 
 def complaint(error: ValidationError, kind: Any) -> tuple[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import msgspec
 
@@ -14,11 +14,12 @@ from fedres.policies import HOSTED, POLICIES
 from fedres.scoring.federated import dense_learner, takes_residuals
 from fedres.scoring.model import LEARNING_RATE
 from service.errors import ApiError
-from service.hints import complaint
+from service.hints import about, complaint
 from service.outcomes import Guardrail, check_outcomes
 
 LARGEST_REWARD = 1e9
 NARROWEST_RANGE = 1e-9  # least width of a reward range, also relative to its larger end
+SHORTEST_INTERVAL = 0.005  # of updates; the learner looks for records as often, also where none come
 DEFAULT_LOOP = "default"  # the loop of paths that name none
 LONGEST_WAIT = 366 * 86_400.0
 LONGEST_RETENTION = 100 * 366 * 86_400.0
@@ -104,41 +105,83 @@ class Defences(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The settings of a loop; a record of them in the log applies from its position on."""
 
-    model: Model = DEFAULT_MODEL  #: The model; fixed when the loop is created.
-    #: How scores become probabilities. null: optimistic-squarecb; for adagrad epsilon-greedy.
-    policy: Policy | None = None
-    #: Both SquareCB policies: γ = gamma·√(rewards learned); larger explores less. null: 300 or 10.
-    gamma: float | None = None
-    #: optimistic-squarecb: share of the probability that is spread evenly, for off-policy evaluation.
-    floor: float = HOSTED["optimistic-squarecb"]["floor"]
-    epsilon: float = HOSTED["epsilon-greedy"]["epsilon"]  #: epsilon-greedy: probability of a uniform draw.
-    learning_rate: float = LEARNING_RATE  #: adagrad: learning rate of the shared and the personal models.
-    reward_range: tuple[float, float] = (0.0, 1.0)  #: Smallest and largest reward; others are rejected.
-    wait_time: float = 600.0  #: Seconds that an event waits for its reward; make it short if only clicks are sent.
-    default_reward: float | None = 0.0  #: Learned if no reward arrives in time; null: nothing is learned.
-    #: When the wait time of a deferred event begins: when it is activated, or with its decision.
-    wait_from: Literal["activation", "rank"] = "activation"
-    #: The first reward counts, or the sum or the average of all within the wait time.
-    aggregation: Literal["earliest", "sum", "average"] = "earliest"
-    outcomes: dict[str, float] = {}  #: Named outcomes, each with the seconds from the decision within which it counts.
-    formula: str | None = None  #: The reward as a formula over outcomes.
-    guardrails: list[Guardrail] = []  #: How far outcomes may rise or fall against the control group.
-    control: Control = Control()  #: The control group.
-    #: Always return the first action and learn from it; the status shows how often the policy agreed.
-    apprentice: bool = False
-    crosses: bool = True  #: A weight for every pair of a context and an action feature; false for adagrad only.
-    personal: bool = True  #: One model per user beside the shared one.
-    #: Minimum seconds between two publications of the models; large ones are published less often, up to every 0.5 s.
-    update_interval: float = 0.025
-    global_learner: Learner = "fedres-adagrad"  #: adagrad: learner of the shared model; fixed.
-    hyperparameters: dict[str, float | int | None] = {}  #: adagrad: of that learner; fixed.
-    bits: int = 18  #: adagrad: 2^bits shared weights; fixed.
-    #: Which model the error of a device's residual is computed with: the newest, or the one that it was made with.
-    timing: Literal["on-arrival", "aligned"] = "on-arrival"
-    defences: Defences = Defences()  #: Bounds on what one device can do to the shared model; null turns one off.
-    #: Seconds after which events are removed from the log, at least wait_time; null keeps them.
-    retention: float | None = None
-    annotations: dict[str, str] = {}  #: Strings by name, for other tools.
+    model: Annotated[Model, about("The model; fixed when the loop is created.")] = DEFAULT_MODEL
+    policy: Annotated[
+        Policy | None,
+        about("How scores become probabilities. null: optimistic-squarecb; for adagrad epsilon-greedy."),
+    ] = None
+    gamma: Annotated[
+        float | None,
+        about("Both SquareCB policies: γ = gamma·√(rewards learned); larger explores less. null: 300 or 10."),
+    ] = None
+    floor: Annotated[
+        float,
+        about("optimistic-squarecb: share of the probability that is spread evenly, for off-policy evaluation."),
+    ] = HOSTED["optimistic-squarecb"]["floor"]
+    epsilon: Annotated[float, about("epsilon-greedy: probability of a uniform draw.")] = HOSTED["epsilon-greedy"][
+        "epsilon"
+    ]
+    learning_rate: Annotated[float, about("adagrad: learning rate of the shared and the personal models.")] = (
+        LEARNING_RATE
+    )
+    reward_range: Annotated[tuple[float, float], about("Smallest and largest reward; others are rejected.")] = (
+        0.0,
+        1.0,
+    )
+    wait_time: Annotated[
+        float, about("Seconds that an event waits for its reward; make it short if only clicks are sent.")
+    ] = 600.0
+    default_reward: Annotated[
+        float | None, about("Learned if no reward arrives in time; null: nothing is learned.")
+    ] = 0.0
+    wait_from: Annotated[
+        Literal["activation", "rank"],
+        about("When the wait time of a deferred event begins: when it is activated, or with its decision."),
+    ] = "activation"
+    aggregation: Annotated[
+        Literal["earliest", "sum", "average"],
+        about("The first reward counts, or the sum or the average of all within the wait time."),
+    ] = "earliest"
+    outcomes: Annotated[
+        dict[str, float],
+        about("Named outcomes, each with the seconds from the decision within which it counts."),
+    ] = {}
+    formula: Annotated[str | None, about("The reward as a formula over outcomes.")] = None
+    guardrails: Annotated[list[Guardrail], about("How far outcomes may rise or fall against the control group.")] = []
+    control: Annotated[Control, about("The control group.")] = Control()
+    apprentice: Annotated[
+        bool,
+        about("Always return the first action and learn from it; the status shows how often the policy agreed."),
+    ] = False
+    crosses: Annotated[
+        bool, about("A weight for every pair of a context and an action feature; false for adagrad only.")
+    ] = True
+    personal: Annotated[bool, about("One model per user beside the shared one.")] = True
+    update_interval: Annotated[
+        float,
+        about(
+            "Minimum seconds between two publications of the models; "
+            "large ones are published less often, up to every 0.5 s."
+        ),
+    ] = 0.025
+    global_learner: Annotated[Learner, about("adagrad: learner of the shared model; fixed.")] = "fedres-adagrad"
+    hyperparameters: Annotated[dict[str, float | int | None], about("adagrad: of that learner; fixed.")] = {}
+    bits: Annotated[int, about("adagrad: 2^bits shared weights; fixed.")] = 18
+    timing: Annotated[
+        Literal["on-arrival", "aligned"],
+        about(
+            "Which model the error of a device's residual is computed with: "
+            "the newest, or the one that it was made with."
+        ),
+    ] = "on-arrival"
+    defences: Annotated[
+        Defences, about("Bounds on what one device can do to the shared model; null turns one off.")
+    ] = Defences()
+    retention: Annotated[
+        float | None,
+        about("Seconds after which events are removed from the log, at least wait_time; null keeps them."),
+    ] = None
+    annotations: Annotated[dict[str, str], about("Strings by name, for other tools.")] = {}
 
     def __post_init__(self) -> None:
         if self.policy is None:
@@ -221,6 +264,9 @@ def read_settings(fields: dict[str, Any]) -> Settings:
     if high - low < least:  # arithmetic cannot tell it from a point; a loop that has one in the log is still read
         message = f"reward_range must be at least {least:g} wide, got {low}, {high}: send rewards in another unit"
         raise ApiError(422, "invalid_settings", message, "reward_range")
+    if settings.update_interval < SHORTEST_INTERVAL:  # the same
+        message = f"update_interval must be at least {SHORTEST_INTERVAL:g}, got {settings.update_interval:g}"
+        raise ApiError(422, "invalid_settings", message, "update_interval")
     return settings
 
 

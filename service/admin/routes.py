@@ -15,6 +15,7 @@ from service import metrics
 from service.admin.admin import Admin, UnmatchedReward
 from service.admin.status import MachineStatus
 from service.errors import ApiError
+from service.hints import about
 from service.http.replies import json_response
 from service.http.request import loop_of, read_json, read_lines, user_of
 from service.http.routes import ADMIN, BINARY, DEVICE, JSON, LINES, OPEN, READ, TEXT, Routes
@@ -68,9 +69,11 @@ class Unmatched(Struct):
 class NewLoop(Struct, forbid_unknown_fields=True):
     """A loop to create; missing settings have their defaults."""
 
-    name: Id  #: Letters, digits, -, _ and .
-    #: Settings that differ from the defaults.
-    settings: Annotated[dict[str, Any], Meta(extra_json_schema={"$ref": "#/components/schemas/Settings"})] = {}
+    name: Annotated[Id, about("Letters, digits, -, _ and .")]
+    settings: Annotated[
+        Annotated[dict[str, Any], Meta(extra_json_schema={"$ref": "#/components/schemas/Settings"})],
+        about("Settings that differ from the defaults."),
+    ] = {}
 
 
 class Loops(Struct):

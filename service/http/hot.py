@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from service.errors import ApiError
+from service.hints import about
 from service.http.replies import JSON_HEADERS, NO_CONTENT, Reply, json_reply, shaped
 from service.http.request import Limits
 from service.http.routes import RANK, Call, Routes
@@ -21,15 +22,19 @@ _EITHER = {"anyOf": [{"$ref": f"#/components/schemas/{kind}"} for kind in ("Rank
 class Batch(Struct, forbid_unknown_fields=True):
     """Many requests at once, each decided or rejected separately."""
 
-    #: The rank requests; each is decided or rejected separately.
-    requests: Annotated[list[RankRequest], Meta(min_length=1)]
+    requests: Annotated[
+        Annotated[list[RankRequest], Meta(min_length=1)],
+        about("The rank requests; each is decided or rejected separately."),
+    ]
 
 
 class Decisions(Struct):
     """The result of each request of a batch, in its order."""
 
-    #: A rank response or an error for each request, in order.
-    results: list[Annotated[Any, Meta(extra_json_schema=_EITHER)]]
+    results: Annotated[
+        list[Annotated[Any, Meta(extra_json_schema=_EITHER)]],
+        about("A rank response or an error for each request, in order."),
+    ]
 
 
 class Reward(Struct, forbid_unknown_fields=True):
@@ -38,9 +43,9 @@ class Reward(Struct, forbid_unknown_fields=True):
     An id that comes twice, or without ids a value that comes twice, counts once.
     """
 
-    value: float | None = None  #: The reward, within the loop's reward_range.
-    id: Id | None = None  #: Rewards of an event with the same id count once.
-    outcomes: dict[str, float] | None = None  #: Named outcomes, if the loop has a formula over them.
+    value: Annotated[float | None, about("The reward, within the loop's reward_range.")] = None
+    id: Annotated[Id | None, about("Rewards of an event with the same id count once.")] = None
+    outcomes: Annotated[dict[str, float] | None, about("Named outcomes, if the loop has a formula over them.")] = None
 
 
 _encode = msgspec.json.Encoder().encode

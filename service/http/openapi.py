@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from functools import cache
-from inspect import getsource
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
-from msgspec import inspect
-from msgspec.structs import astuple, fields
 
 from service.http.replies import Error
 from service.http.request import Limits
@@ -74,7 +70,6 @@ def document(app: FastAPI, routes: Sequence[Route], limits: Limits, root_path: s
                 kinds[kind.__name__] = kind
     _, schemas = msgspec.json.schema_components([*kinds.values()], ref_template=REF)
     _limit(schemas, limits)
-    _describe(schemas, kinds.values())
     openapi["tags"] = [{"name": name, "description": text} for name, text in TAGS.items()]
     if root_path:
         openapi["servers"] = [{"url": root_path}]
@@ -104,27 +99,6 @@ def shortened(openapi: Json) -> Json:
             shown[path] = new
     tags = [tag for tag in openapi["tags"] if tag["name"] != "pages"]
     return {**openapi, "paths": shown, "tags": tags}
-
-
-def _describe(schemas: Json, kinds: Iterable[type]) -> None:
-    """Add the descriptions of fields."""
-    for kind in _structs_in(inspect.multi_type_info(kinds), set()):
-        for name, text in field_descriptions(kind).items():
-            schemas[kind.__name__]["properties"][name]["description"] = text
-
-
-def _structs_in(part: Any, seen: set[type]) -> set[type]:
-    """Return the structs that types are made of."""
-    if isinstance(part, inspect.StructType):
-        if part.cls in seen:
-            return seen
-        seen.add(part.cls)
-    if isinstance(part, (inspect.Type, inspect.Field)):
-        part = astuple(part)
-    if isinstance(part, tuple):
-        for inner in part:
-            _structs_in(inner, seen)
-    return seen
 
 
 def _limit(schemas: Json, limits: Limits) -> None:
@@ -193,23 +167,6 @@ def _operation(route: Route, queries: Sequence[Json]) -> Json:
     if route.takes_subscription_key:
         operation["security"].append({"subscription_key": []})
     return operation
-
-
-@cache
-def field_descriptions(kind: type) -> dict[str, str]:
-    """Return the descriptions of a type's fields by JSON name: its comments that begin with ``#:``.
-
-    Such a comment is behind its field or in front of it.
-    """
-    texts: dict[str, str] = {}
-    in_front = ""
-    for line in getsource(kind).splitlines():
-        code, _, text = line.partition("#: ")
-        if text and not code.strip():
-            in_front = text
-        elif field := re.match(r" {4}(\w+): ", code):
-            texts[field[1]], in_front = text or in_front, ""
-    return {field.encode_name: texts[field.name] for field in fields(kind) if texts.get(field.name)}
 
 
 def tag_of(path: str) -> str:

@@ -7,7 +7,7 @@ the kind of model.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Annotated, Any, NamedTuple, Protocol
 
 import numpy as np
 from msgspec import Struct
@@ -17,6 +17,7 @@ from fedres.decisions.kalman_rows import Rows
 from fedres.decisions.kalman_state import Shared
 from fedres.scoring.explaining import Contribution
 from fedres.scoring.features import Hashed
+from service.hints import about
 from service.log.records import Entry, HashedExample
 from service.models.loop_metadata import LoopMetadata, LoopStatistics, LoopView
 from service.models.memory import Key
@@ -134,11 +135,11 @@ class Strongest(Struct):
 class Explained(Struct, omit_defaults=True):
     """Why an action scores as it does."""
 
-    id: str  #: Id of the action.
-    shared: float  #: The shared part of the score.
-    personal: float  #: The personal part of the score.
-    strongest: list[Strongest]  #: The pairs of features that add most.
-    width: float | None = None  #: How unsure the score is, if the model knows it.
+    id: Annotated[str, about("Id of the action.")]
+    shared: Annotated[float, about("The shared part of the score.")]
+    personal: Annotated[float, about("The personal part of the score.")]
+    strongest: Annotated[list[Strongest], about("The pairs of features that add most.")]
+    width: Annotated[float | None, about("How unsure the score is, if the model knows it.")] = None
 
 
 def strongest(contributions: Sequence[Contribution], span: float = 1.0) -> list[Strongest]:

@@ -11,6 +11,7 @@ from msgspec import Meta, Raw, Struct, field
 from fedres.event_ids import LONGEST_ID
 from fedres.scoring.features import Hashed
 from service.errors import invalid
+from service.hints import about
 from service.models.protocol import Explained
 
 Id = Annotated[str, Meta(min_length=1, max_length=LONGEST_ID)]
@@ -24,23 +25,35 @@ are_plain_ids = re.compile(f"{_PLAIN}(?:\0{_PLAIN})*").fullmatch  # the same of 
 class Action(Struct, forbid_unknown_fields=True, gc=False):
     """An action; one without features has those of the catalogue, or its id alone if it is not in there."""
 
-    id: Id  #: Id of the action; it is a feature, too.
-    features: Features = field(default_factory=Raw)  #: Features of the action. Without them, those of the catalogue.
+    id: Annotated[Id, about("Id of the action; it is a feature, too.")]
+    features: Annotated[Features, about("Features of the action. Without them, those of the catalogue.")] = field(
+        default_factory=Raw
+    )
 
 
 class RankRequest(Struct, kw_only=True, forbid_unknown_fields=True, gc=False):
     """A request for a decision."""
 
-    #: The actions to choose from, in your own order of preference.
-    actions: Annotated[list[Action], Meta(min_length=1)]
-    #: Features of the situation, known before the decision.
-    context: Features = field(default_factory=lambda: Raw(b"{}"))
-    user: Id | None = None  #: Id of the user: selects the personal model. Without it, only the shared model decides.
-    exclude: list[Id] = field(default_factory=list)  #: Ids of actions that must not be chosen; they get probability 0.
-    #: Id of this event, generated if missing. A repeat with the same id gets the same decision.
-    event_id: Id | None = None
-    defer: bool = False  #: Do not start the wait for a reward until the event is activated.
-    explain: bool = False  #: Add explanations of the scores to the response.
+    actions: Annotated[
+        Annotated[list[Action], Meta(min_length=1)],
+        about("The actions to choose from, in your own order of preference."),
+    ]
+    context: Annotated[Features, about("Features of the situation, known before the decision.")] = field(
+        default_factory=lambda: Raw(b"{}")
+    )
+    user: Annotated[
+        Id | None,
+        about("Id of the user: selects the personal model. Without it, only the shared model decides."),
+    ] = None
+    exclude: Annotated[list[Id], about("Ids of actions that must not be chosen; they get probability 0.")] = field(
+        default_factory=list
+    )
+    event_id: Annotated[
+        Id | None,
+        about("Id of this event, generated if missing. A repeat with the same id gets the same decision."),
+    ] = None
+    defer: Annotated[bool, about("Do not start the wait for a reward until the event is activated.")] = False
+    explain: Annotated[bool, about("Add explanations of the scores to the response.")] = False
 
 
 class PreparedRequest(Struct, frozen=True, gc=False):
@@ -55,21 +68,21 @@ class PreparedRequest(Struct, frozen=True, gc=False):
 
 
 class Ranked(Struct, gc=False):
-    id: str  #: Id of the action.
-    probability: float  #: Probability of the action; 0 if it was excluded.
-    score: float  #: Expected reward.
+    id: Annotated[str, about("Id of the action.")]
+    probability: Annotated[float, about("Probability of the action; 0 if it was excluded.")]
+    score: Annotated[float, about("Expected reward.")]
 
 
 class RankResult(Struct, omit_defaults=True, gc=False):
     """The decision; ``action_id`` is called ``action`` in JSON."""
 
-    event_id: str  #: Id to send the reward to.
-    action_id: str = field(name="action")  #: The chosen action.
-    probability: float  #: Probability that the action was drawn with.
-    ranking: list[Ranked]  #: All actions, best score first.
-    model_version: int  #: Position in the loop's log up to which the models had learned.
-    arm: str | None = None  #: control, treatment or held, if the loop has a control group.
-    explanations: list[Explained] | None = None  #: With explain: the parts of each action's score.
+    event_id: Annotated[str, about("Id to send the reward to.")]
+    action_id: Annotated[str, about("The chosen action.")] = field(name="action")
+    probability: Annotated[float, about("Probability that the action was drawn with.")]
+    ranking: Annotated[list[Ranked], about("All actions, best score first.")]
+    model_version: Annotated[int, about("Position in the loop's log up to which the models had learned.")]
+    arm: Annotated[str | None, about("control, treatment or held, if the loop has a control group.")] = None
+    explanations: Annotated[list[Explained] | None, about("With explain: the parts of each action's score.")] = None
 
 
 def check_actions(actions: Sequence[Action]) -> None:

@@ -11,6 +11,7 @@ from msgspec.json import encode
 
 from fedres.event_ids import LONGEST_ID
 from service.errors import ApiError, invalid
+from service.hints import about
 from service.log.records import Entry, LoggedRank
 from service.rank.decide import repeated
 from service.rank.requests import Action, Features, Id, Ranked, RankRequest, RankResult, check_actions, check_id
@@ -22,41 +23,52 @@ LONGEST_CALL_ID = LONGEST_ID - 10  # characters of the id of a call: its events 
 class Slot(Struct, kw_only=True, forbid_unknown_fields=True, gc=False):
     """A place for one action, its features, what it must not show, and what it would show without the service."""
 
-    id: Id  #: Id of the slot; a feature of its context.
-    features: Features = field(default_factory=Raw)  #: Features of the slot, added to its context.
-    exclude: list[Id] = field(default_factory=list)  #: Ids of actions that this slot must not show.
-    baseline: Id | None = None  #: The action that the slot would show without the service.
+    id: Annotated[Id, about("Id of the slot; a feature of its context.")]
+    features: Annotated[Features, about("Features of the slot, added to its context.")] = field(default_factory=Raw)
+    exclude: Annotated[list[Id], about("Ids of actions that this slot must not show.")] = field(default_factory=list)
+    baseline: Annotated[Id | None, about("The action that the slot would show without the service.")] = None
 
 
 class SlotsRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     """A request for a decision on each slot of a page, no action twice."""
 
-    actions: Annotated[list[Action], Meta(min_length=1)]  #: The actions to choose from; none is shown twice.
-    slots: Annotated[list[Slot], Meta(min_length=1)]  #: The slots, in the order in which they are filled.
-    #: Features of the situation, known before the decision.
-    context: Features = field(default_factory=lambda: Raw(b"{}"))
-    user: Id | None = None  #: Id of the user: selects the personal model. Without it, only the shared model decides.
-    #: Id of this call, generated if missing; each slot is an event with this id, a ~ and its number.
-    event_id: Annotated[str, Meta(min_length=1, max_length=LONGEST_CALL_ID)] | None = None
-    defer: bool = False  #: Do not start the wait for a reward until the event is activated.
+    actions: Annotated[
+        Annotated[list[Action], Meta(min_length=1)],
+        about("The actions to choose from; none is shown twice."),
+    ]
+    slots: Annotated[
+        Annotated[list[Slot], Meta(min_length=1)], about("The slots, in the order in which they are filled.")
+    ]
+    context: Annotated[Features, about("Features of the situation, known before the decision.")] = field(
+        default_factory=lambda: Raw(b"{}")
+    )
+    user: Annotated[
+        Id | None,
+        about("Id of the user: selects the personal model. Without it, only the shared model decides."),
+    ] = None
+    event_id: Annotated[
+        Annotated[str, Meta(min_length=1, max_length=LONGEST_CALL_ID)] | None,
+        about("Id of this call, generated if missing; each slot is an event with this id, a ~ and its number."),
+    ] = None
+    defer: Annotated[bool, about("Do not start the wait for a reward until the event is activated.")] = False
 
 
 class FilledSlot(Struct):
     """What one slot shows; ``action_id`` is called ``action`` in JSON."""
 
-    id: str  #: Id of the slot.
-    event_id: str  #: Id to send the slot's reward to.
-    action_id: str = field(name="action")  #: The chosen action.
-    probability: float  #: Its probability, given the slots before.
-    ranking: list[Ranked]  #: All actions, best score first.
+    id: Annotated[str, about("Id of the slot.")]
+    event_id: Annotated[str, about("Id to send the slot's reward to.")]
+    action_id: Annotated[str, about("The chosen action.")] = field(name="action")
+    probability: Annotated[float, about("Its probability, given the slots before.")]
+    ranking: Annotated[list[Ranked], about("All actions, best score first.")]
 
 
 class SlotsResult(Struct):
     """The filled slots, in the order of the request."""
 
-    event_id: str  #: Id of the call.
-    model_version: int  #: Position in the loop's log up to which the models had learned.
-    slots: list[FilledSlot]  #: The filled slots, in the order of the request.
+    event_id: Annotated[str, about("Id of the call.")]
+    model_version: Annotated[int, about("Position in the loop's log up to which the models had learned.")]
+    slots: Annotated[list[FilledSlot], about("The filled slots, in the order of the request.")]
 
 
 def events_of(event_id: str, n_slots: int) -> list[str]:

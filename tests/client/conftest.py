@@ -27,5 +27,5 @@ _numbers = itertools.count()
 def loop(live):
     """A loop of the test's own."""
     name = f"loop-{next(_numbers)}"
-    live.make_loop(name, model="adagrad", update_interval=0.001)
+    live.make_loop(name, model="adagrad", update_interval=0.005)
     return name

@@ -47,7 +47,7 @@ def stream(n, seed=7):
 
 
 def loop_of(live, name, model="adagrad", **settings):
-    live.make_loop(name, model=model, update_interval=0.001, **settings)
+    live.make_loop(name, model=model, update_interval=0.005, **settings)
     return name
 
 

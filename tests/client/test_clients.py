@@ -208,7 +208,7 @@ def test_a_url_or_a_key_that_cannot_be_one_is_refused(tmp_path, kind):
 @pytest.mark.parametrize(("model", "sync_seconds"), [("adagrad", None), ("residual-kalman", None), ("adagrad", 5.0)])
 def test_the_first_decision_after_opening_knows_what_others_taught(live, tmp_path, silence, model, sync_seconds):
     loop, learner = f"taught-{model}-{sync_seconds}", "linear" if model == "adagrad" else model
-    live.make_loop(loop, model=model, update_interval=0.001)
+    live.make_loop(loop, model=model, update_interval=0.005)
     teach(live, loop, tmp_path, learner, MENU)
     options = {"loop": loop, "learner": learner, "sync_seconds": sync_seconds, "open_seconds": 60}
     with client.DeviceClient(live.url, "new", tmp_path / "new", **options) as device:

@@ -241,7 +241,7 @@ def test_a_loop_made_anew_is_learned_from_the_start_and_the_local_model_kept(liv
         device.play(20, 25)
         local = device.device._models.local.get_state()
         http.delete(f"/v1/loops/{loop}").raise_for_status()
-        live.make_loop(loop, model="adagrad", update_interval=0.001)
+        live.make_loop(loop, model="adagrad", update_interval=0.005)
         synced = device.sync()
         assert (synced.sent, synced.dropped, synced.trouble) == (5, 0, None)
         assert device.device._models.local.get_state() == local

@@ -19,7 +19,7 @@ HYPERPARAMETERS = {
 def test_devices_learn_with_every_global_learner_and_resume_to_the_bit(live, loop, tmp_path, learner):
     name = f"{loop}-{learner}"
     hyper = {"step_size": 0.01, **HYPERPARAMETERS[learner]}
-    live.make_loop(name, model="adagrad", global_learner=learner, hyperparameters=hyper, bits=8, update_interval=0.001)
+    live.make_loop(name, model="adagrad", global_learner=learner, hyperparameters=hyper, bits=8, update_interval=0.005)
     with (
         Driven(live.url, tmp_path / "b", loop=name, client="b") as other,
         Driven(live.url, tmp_path / "a", loop=name) as device,

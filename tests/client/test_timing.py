@@ -19,7 +19,7 @@ def example_of(device, context, action):
 
 
 def test_an_immediate_step_is_that_of_vowpal_wabbit_on_what_the_shared_part_leaves_over(live, tmp_path):
-    live.make_loop("immediate", model="adagrad", update_interval=0.001)
+    live.make_loop("immediate", model="adagrad", update_interval=0.005)
     with Driven(live.url, tmp_path / "a", loop="immediate", client="a") as teacher:
         teacher.play(0, 30)
         teacher.sync()
@@ -41,7 +41,7 @@ def test_an_immediate_step_is_that_of_vowpal_wabbit_on_what_the_shared_part_leav
 
 
 def test_an_aligned_step_waits_for_the_model_with_its_upload_and_takes_the_slope_of_its_time(live, tmp_path):
-    live.make_loop("aligned", model="adagrad", update_interval=0.001)
+    live.make_loop("aligned", model="adagrad", update_interval=0.005)
     with Driven(live.url, tmp_path, loop="aligned", timing="aligned") as device:
         device.sync()
         for k, label in enumerate([1.0, 0.5]):
@@ -63,7 +63,7 @@ def test_an_aligned_step_waits_for_the_model_with_its_upload_and_takes_the_slope
 
 
 def test_aligned_steps_wait_over_a_restart(live, tmp_path):
-    live.make_loop("aligned-restart", model="adagrad", update_interval=0.001)
+    live.make_loop("aligned-restart", model="adagrad", update_interval=0.005)
     with Driven(live.url, tmp_path, loop="aligned-restart", timing="aligned") as device:
         device.play(0, 5)
         example = example_of(device, b"{}", "tea")
@@ -108,7 +108,7 @@ def test_an_aligned_step_is_taken_at_once_after_a_round_without_upload(tmp_path)
 
 
 def test_without_a_download_a_version_that_the_service_tells_of_is_as_good_as_its_model(live, tmp_path):
-    live.make_loop("told", model="adagrad", update_interval=0.001)
+    live.make_loop("told", model="adagrad", update_interval=0.005)
     with Driven(live.url, tmp_path, loop="told", timing="aligned", download=False) as device:
         decision = device.decide({}, ["tea"])
         device.device.reward(decision.event_id, 1.0)
@@ -120,7 +120,7 @@ def test_without_a_download_a_version_that_the_service_tells_of_is_as_good_as_it
 
 
 def test_a_loop_that_learns_aligned_is_told_the_shared_part_of_the_prediction(live, tmp_path):
-    live.make_loop("told-shared", model="adagrad", timing="aligned", update_interval=0.001)
+    live.make_loop("told-shared", model="adagrad", timing="aligned", update_interval=0.005)
     with Driven(live.url, tmp_path, loop="told-shared") as device:
         device.sync()
         for first in (0, 20):

@@ -13,7 +13,7 @@ DRINKS = ["tea", "coffee", "juice", "water", "milk"]
 ACTIONS = [{"id": drink, "features": {"kind": drink}} for drink in DRINKS]
 USERS = [f"user-{k}" for k in range(20)]
 WEATHERS = ("cold", "hot")
-SETTINGS = {"epsilon": 0.2, "update_interval": 0.001}
+SETTINGS = {"epsilon": 0.2, "update_interval": 0.005}
 
 
 @pytest.fixture(scope="module")

@@ -18,9 +18,9 @@ from service.http import protocol, server
 
 ROOT = Path(__file__).parents[3]
 PROTOCOL = {  # of a connection
-    "_unset_keepalive_if_required", "connection_lost", "connection_made", "connections", "cycle", "data_received", "flow", "headers",
-    "loop", "on_headers_complete", "on_message_complete", "on_response_complete", "parser", "pipeline", "scope",
-    "transport", "url",
+    "_unset_keepalive_if_required", "connection_lost", "connection_made", "connections", "cycle", "data_received",
+    "flow", "headers", "loop", "on_headers_complete", "on_message_complete", "on_response_complete", "parser",
+    "pipeline", "scope", "transport", "url",
 }  # fmt: skip
 CYCLE = {  # of a request and its response
     "default_headers", "disconnected", "flow", "keep_alive", "message_event", "on_response", "response_complete",

@@ -133,7 +133,7 @@ def test_models_that_take_long_to_publish_are_published_less_often(tmp_path, mon
 
     async def story():
         async with running(tmp_path) as engine:
-            await engine.put_settings("default", {"update_interval": 0.001})
+            await engine.put_settings("default", {"update_interval": 0.005})
             state = engine.learner.loops["default"]
             for k, (seconds, is_published) in enumerate([(60.0, False), (0.0, True)]):
                 await engine.rank("default", request("u", event_id=f"e{k}"))

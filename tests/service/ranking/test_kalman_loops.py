@@ -62,7 +62,7 @@ class Library:
 @pytest.mark.parametrize(("low", "high", "every"), [(0.0, 1.0, 1), (-2.0, 1.0, 7)])
 def test_decisions_over_http_are_those_of_the_library_for_the_same_draws_and_publications(tmp_path, low, high, every):
     rng, library = np.random.default_rng(0), Library(low, high)
-    settings = {"reward_range": [low, high], "default_reward": 0.0, "update_interval": 0.001}
+    settings = {"reward_range": [low, high], "default_reward": 0.0, "update_interval": 0.005}
     with run_service(tmp_path) as live, live.client() as client:
         live.make_loop("shop", **settings)
         live.engine.paused = True

@@ -47,6 +47,7 @@ def test_learners_take_residuals_or_updates_of_numbered_clients():
         ({"aggregation": "mean"}, "aggregation", "aggregation: Invalid enum value 'mean'"),
         ({"policy": "best"}, "policy", "policy: Invalid enum value 'best'"),
         ({"update_interval": 0}, "update_interval", "update_interval must be in [0.001, 60], got 0"),
+        ({"update_interval": 0.001}, "update_interval", "update_interval must be at least 0.005, got 0.001"),
         (
             {"model": "adagrad", "global_learner": "fedres-erm"},
             "global_learner",
