@@ -183,7 +183,7 @@ def test_the_page_of_limits_has_every_limit_and_quota(made):
     )
     assert set(made.QUOTAS) == {field.name for field in dataclasses.fields(Quotas)}
     assert "| 1,000,000 | bytes of a request body" in made.limits_page()
-    assert "| 2,000,000 | users with a personal model | `too_many_users` |" in made.limits_page()
+    assert "| 2,000,000 | users with a personal model | `quotas.users` | `too_many_users` |" in made.limits_page()
 
 
 def options(name, command):

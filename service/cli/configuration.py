@@ -42,7 +42,7 @@ def read_file(path: Path | None) -> dict[str, dict[str, Any]]:
     for name, table in tables.items():
         check_name(str(path), name, (SERVE, *GROUPS))
         if not isinstance(table, dict):
-            raise ValueError(f"{path}: {name} must be a table, got {table!r:.100}")
+            raise ValueError(f"{path}: {name} must be a table, got {str(table)[:100]}")
     return tables
 
 
