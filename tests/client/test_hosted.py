@@ -37,7 +37,7 @@ def loop(live, request):
 
 
 def test_the_client_in_a_few_lines(live, loop):
-    with Client(live.url, loop=loop, deadline=60) as client:
+    with Client(live.url, loop=loop, deadline=LIMIT) as client:
         decision = client.rank(user="anna", context={"weather": "cold"}, actions=MENU)
         decision.reward(1.0)
         assert client.flush()
@@ -50,7 +50,7 @@ def test_the_client_in_a_few_lines(live, loop):
 
 def test_the_async_client_does_the_same(live, loop):
     async def run():
-        async with AsyncClient(live.url, loop=loop, deadline=60) as client:
+        async with AsyncClient(live.url, loop=loop, deadline=LIMIT) as client:
             decisions = await asyncio.gather(*(client.rank(user=f"u{k}", actions=MENU) for k in range(10)))
             for decision in decisions:
                 decision.reward(0.5)
@@ -64,7 +64,7 @@ def test_the_async_client_does_the_same(live, loop):
 
 def test_many_requests_go_in_one_call_and_each_may_be_refused(live, loop):
     calls = []
-    with Client(live.url, loop=loop, deadline=60, observe=calls.append) as client:
+    with Client(live.url, loop=loop, deadline=LIMIT, observe=calls.append) as client:
         good = RankRequest(actions=MENU, user="ben", exclude=["tea"])
         taken = client.rank(actions=MENU).event_id
         decisions = client.rank_many([good, good, RankRequest(actions=MENU, user="ben", event_id=taken)])
@@ -76,7 +76,7 @@ def test_many_requests_go_in_one_call_and_each_may_be_refused(live, loop):
 
 
 def test_slots_are_filled_each_with_a_decision_of_its_own(live, loop):
-    with Client(live.url, loop=loop, deadline=60) as client:
+    with Client(live.url, loop=loop, deadline=LIMIT) as client:
         slots = [Slot("top", {"size": 3}), Slot("side", exclude=["milk"])]
         top, side = client.slots(slots, actions=MENU, user="anna")
         side.reward(1.0)
@@ -88,7 +88,7 @@ def test_slots_are_filled_each_with_a_decision_of_its_own(live, loop):
 
 
 def test_items_are_recommended_each_with_an_event_of_its_own(live, loop):
-    with Client(live.url, loop=loop, deadline=60) as client:
+    with Client(live.url, loop=loop, deadline=LIMIT) as client:
         client.put_actions(MENU)
         hot, *others = client.recommend(3, user="anna", filter={"hot": {"exists": True}}, exclude=["juice"])
         hot.reward(1.0)
@@ -104,7 +104,7 @@ MAY = datetime.datetime(2024, 5, 1, tzinfo=datetime.UTC)
 
 
 def test_feedback_is_stored_once_and_not_evaluated(live, loop):
-    with Client(live.url, loop=loop, deadline=60) as client:
+    with Client(live.url, loop=loop, deadline=LIMIT) as client:
         client.put_actions(MENU)
         events = [
             {"action": "tea", "reward": True, "user": 7, "event_id": "a", "time": MAY},
@@ -127,7 +127,7 @@ def test_feedback_is_stored_once_and_not_evaluated(live, loop):
 
 def test_the_async_client_recommends_the_same(live, loop):
     async def run():
-        async with AsyncClient(live.url, loop=loop, deadline=60, fallback=None) as client:
+        async with AsyncClient(live.url, loop=loop, deadline=LIMIT, fallback=None) as client:
             await client.put_actions(MENU)
             page = await client.recommend(2, user="anna", event_id="p")
             assert await client.recommend(2, user="anna", event_id="p") == page
@@ -153,7 +153,7 @@ def test_without_a_service_the_items_of_a_fallback_are_recommended(live):
 
 
 def test_a_deferred_decision_waits_until_it_is_activated(live, loop):
-    with Client(live.url, loop=loop, deadline=60) as client:
+    with Client(live.url, loop=loop, deadline=LIMIT) as client:
         shown, hidden = (client.rank(actions=MENU, defer=True) for _ in range(2))
         shown.activate()
         assert client.flush()
@@ -162,7 +162,7 @@ def test_a_deferred_decision_waits_until_it_is_activated(live, loop):
 
 
 def test_rewards_of_one_event_count_once_by_id_and_else_each(live, loop):
-    with Client(live.url, loop=loop, deadline=60) as client:
+    with Client(live.url, loop=loop, deadline=LIMIT) as client:
         client.replace_settings({"aggregation": "sum", "reward_range": [0, 1]})
         client.change_settings(reward_range=[0, 10])
         decision = client.rank(actions=MENU)
@@ -178,20 +178,20 @@ def test_rewards_of_one_event_count_once_by_id_and_else_each(live, loop):
 
 def test_named_outcomes_make_the_reward(live):
     live.make_loop("outcomes", outcomes={"click": 600, "purchase": 600}, formula="click + purchase / 100")
-    with Client(live.url, loop="outcomes", deadline=60, fallback=None) as client:
+    with Client(live.url, loop="outcomes", deadline=LIMIT, fallback=None) as client:
         decision = client.rank(actions=MENU)
         decision.reward(outcomes={"click": 1})
         client.reward(decision.event_id, outcomes={"purchase": 50})
         with pytest.raises(ValueError, match="a value or outcomes, got neither"):
             decision.reward()
-        assert client.flush(60)
+        assert client.flush(LIMIT)
         assert client.rewards().refused == 0
     rewards = [json.loads(entry.body) for entry in live.engine.logged("outcomes") if entry.kind == "reward"]
     assert [(reward["outcome"], reward["value"]) for reward in rewards] == [("click", 1), ("purchase", 50)]
 
 
 def test_the_catalogue_users_and_evaluation(live, loop):
-    with Client(live.url, loop=loop, deadline=60) as client:
+    with Client(live.url, loop=loop, deadline=LIMIT) as client:
         client.put_actions(MENU, retire=["milk"])
         assert client.actions() == {"tea": {"hot": True}, "juice": {"hot": False}}
         users = ["anna", *(f"user-{k}" for k in range(11))]
@@ -212,7 +212,7 @@ def test_the_catalogue_users_and_evaluation(live, loop):
 
 def test_an_export_goes_on_page_by_page(live, loop, monkeypatch):
     monkeypatch.setattr("fedres.client.hosted.client.PAGE", 3)
-    with Client(live.url, loop=loop, deadline=60) as client:
+    with Client(live.url, loop=loop, deadline=LIMIT) as client:
         made = [client.rank(actions=MENU).event_id for _ in range(8)]
         events = list(client.events())
         assert [event.event_id for event in events] == made
@@ -263,7 +263,7 @@ def test_who_wants_an_error_gets_one():
 
 
 def test_a_refused_request_falls_back_and_is_logged(live, loop, caplog):
-    with Client(live.url, loop=loop, deadline=60) as client:
+    with Client(live.url, loop=loop, deadline=LIMIT) as client:
         decision = client.rank(actions=MENU, user="u" * 300)
         assert (decision.action, decision.fallback, decision.error.status) == ("tea", True, 422)
     assert [record.levelno for record in caplog.records].count(logging.ERROR) >= 1
@@ -317,10 +317,10 @@ def test_a_reward_that_is_no_number_is_refused_at_the_call(value):
 
 def test_rewards_of_any_type_of_number_are_stored(live, loop):
     values = [True, False, 1, Decimal("0.5"), np.float32(0.5), np.int64(1), np.bool_(True), Fraction(1, 2)]
-    with Client(live.url, loop=loop, deadline=60, fallback=None) as client:
+    with Client(live.url, loop=loop, deadline=LIMIT, fallback=None) as client:
         for value in values:
             client.rank(actions=MENU).reward(value)
-        assert client.flush(60)
+        assert client.flush(LIMIT)
         assert [event.reward for event in client.events()] == [float(value) for value in values]
 
 
@@ -338,7 +338,7 @@ def test_actions_come_in_three_forms_or_one_by_one(live, loop):
 
 def test_ids_may_be_numbers_and_uuids_and_come_back_as_they_were_given(live, loop):
     identity = uuid.UUID(int=7)
-    with Client(live.url, loop=loop, deadline=60, fallback=None) as client:
+    with Client(live.url, loop=loop, deadline=LIMIT, fallback=None) as client:
         for ids in ([1042, 17, 3], [np.int64(1042), np.int64(17)], [identity, 3]):
             decision = client.rank(actions=ids, user=42, exclude=ids[1:], explain=True)
             assert (decision.action, type(decision.action)) == (ids[0], type(ids[0]))
@@ -354,7 +354,7 @@ def test_ids_may_be_numbers_and_uuids_and_come_back_as_they_were_given(live, loo
 
 @pytest.mark.parametrize("user", [None, ""])
 def test_a_visitor_who_is_not_logged_in_is_nobody(live, loop, user):
-    with Client(live.url, loop=loop, deadline=60, fallback=None) as client:
+    with Client(live.url, loop=loop, deadline=LIMIT, fallback=None) as client:
         client.rank(user=user, actions=MENU)
         assert [event.user for event in client.events()] == [None]
         with pytest.raises(ValueError, match="user must have"):
@@ -363,7 +363,7 @@ def test_a_visitor_who_is_not_logged_in_is_nobody(live, loop, user):
 
 def test_features_are_stored_as_numbers_where_they_are_numbers(live, loop):
     context = {"price": Decimal("9.99"), "n": np.int32(3), "taste": np.array([0.5, 2]), "id": uuid.UUID(int=1)}
-    with Client(live.url, loop=loop, deadline=60, fallback=None) as client:
+    with Client(live.url, loop=loop, deadline=LIMIT, fallback=None) as client:
         client.rank(context=context, actions=MENU)
         [event] = client.events()
     assert event.context == {"price": 9.99, "n": 3, "taste": [0.5, 2.0], "id": str(uuid.UUID(int=1))}
@@ -374,7 +374,7 @@ def test_features_are_stored_as_numbers_where_they_are_numbers(live, loop):
 
 def test_a_slot_has_a_baseline_and_an_event_its_arm(live):
     live.make_loop("baselines", control={"share": 0.5, "baseline": "first", "experiment": "page"})
-    with Client(live.url, loop="baselines", deadline=60, fallback=None) as client:
+    with Client(live.url, loop="baselines", deadline=LIMIT, fallback=None) as client:
         users = (f"user-{k}" for k in range(100))
         user = next(user for user in users if client.rank(actions=MENU, user=user).arm == "control")
         slots = [Slot("top", baseline="milk"), Slot("side", baseline="tea")]
@@ -384,7 +384,7 @@ def test_a_slot_has_a_baseline_and_an_event_its_arm(live):
 
 def test_an_explanation_has_the_width_of_the_score(live):
     live.make_loop("widths", model="residual-kalman")
-    with Client(live.url, loop="widths", deadline=60, fallback=None) as client:
+    with Client(live.url, loop="widths", deadline=LIMIT, fallback=None) as client:
         decision = client.rank(actions=MENU, explain=True)
     assert all(why.width > 0 for why in decision.explanations)
 
@@ -402,7 +402,7 @@ def test_a_reward_by_the_id_of_a_fallback_is_not_sent(live, loop):
 
 def test_address_and_key_are_those_of_the_environment(live, loop, monkeypatch):
     monkeypatch.setenv("FEDRES_URL", live.url)
-    with Client(loop=loop, deadline=60, fallback=None) as client:
+    with Client(loop=loop, deadline=LIMIT, fallback=None) as client:
         client.rank(actions=MENU)
     monkeypatch.setenv("FEDRES_KEY", "schlüssel")
     with pytest.raises(ValueError, match="key must be"):
@@ -426,7 +426,7 @@ def test_the_wrong_kind_of_with_names_the_right_client(live):
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # connections of a loop that is closed
 def test_an_async_client_goes_on_in_a_second_event_loop_once_the_first_is_closed(live, loop):
-    _use_in_three_event_loops(AsyncClient(live.url, loop=loop, deadline=60, fallback=None))
+    _use_in_three_event_loops(AsyncClient(live.url, loop=loop, deadline=LIMIT, fallback=None))
     gc.collect()  # warns of the connections here, not in a later test
 
 
@@ -480,7 +480,7 @@ def test_an_address_that_cannot_be_asked_is_refused_at_once(url):
 
 def test_every_call_is_observed(live, loop):
     seen = []
-    with Client(live.url, loop=loop, deadline=60, observe=seen.append) as client:
+    with Client(live.url, loop=loop, deadline=LIMIT, observe=seen.append) as client:
         client.rank(actions=MENU).reward(1.0)
         assert client.flush()
     assert sorted((one.name, one.status, one.error) for one in seen) == [("rank", 200, None), ("reward", 204, None)]
@@ -541,13 +541,13 @@ def test_rewards_are_sent_before_the_program_ends(live, loop):
     code = """
         import sys
         from fedres.client import Client
-        client = Client(sys.argv[1], loop=sys.argv[2], deadline=60, fallback=None)
+        client = Client(sys.argv[1], loop=sys.argv[2], deadline=300, fallback=None)
         for _ in range(20):
             decision = client.rank(actions=["a", "b"])
             decision.reward(1.0)
     """
     run(code, live.url, loop)
-    with Client(live.url, loop=loop, deadline=60) as client:
+    with Client(live.url, loop=loop, deadline=LIMIT) as client:
         assert [event.reward for event in client.events()] == [1.0] * 20
 
 
@@ -555,7 +555,7 @@ def test_a_forked_process_has_connections_and_rewards_of_its_own(live, loop):
     code = """
         import os, sys
         from fedres.client import Client
-        client = Client(sys.argv[1], loop=sys.argv[2], fallback=None, deadline=60)
+        client = Client(sys.argv[1], loop=sys.argv[2], fallback=None, deadline=300)
         client.rank(actions=["a", "b"]).reward(1.0)
         children = []
         for _ in range(2):
@@ -572,7 +572,7 @@ def test_a_forked_process_has_connections_and_rewards_of_its_own(live, loop):
         print(client.rewards().sent)
     """
     assert run(code, live.url, loop) == ["2"]
-    with Client(live.url, loop=loop, deadline=60) as client:
+    with Client(live.url, loop=loop, deadline=LIMIT) as client:
         assert [event.reward for event in client.events()] == [1.0] * 8
 
 
@@ -609,7 +609,7 @@ def test_no_thread_imports_or_makes_tls_settings_whose_locks_a_fork_would_copy(u
             print("TLS settings")
             raise OSError
 
-        client = Client(sys.argv[1], deadline=60, fallback=None)
+        client = Client(sys.argv[1], deadline=300, fallback=None)
         loaded, ssl.SSLContext = set(sys.modules), made
         client.reward("event", 1.0)
         assert not client.flush(0.5)  # a first try at least
@@ -655,7 +655,7 @@ def test_a_client_loads_neither_the_server_nor_numpy(live, loop):
     code = """
         import sys
         from fedres.client import Client
-        with Client(sys.argv[1], loop=sys.argv[2], fallback=None, deadline=60) as client:
+        with Client(sys.argv[1], loop=sys.argv[2], fallback=None, deadline=300) as client:
             client.rank(actions=["a", "b"]).reward(1.0)
         print([name for name in ("numpy", "numba", "vowpalwabbit", "service", "bandits") if name in sys.modules])
     """

@@ -60,14 +60,14 @@ def check(live, loop, decided):
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_through_a_faulty_network_nothing_is_lost_and_nothing_doubled(live, loop, seed):
-    options = {"loop": loop, "deadline": 60, "fallback": None}
+    options = {"loop": loop, "deadline": LIMIT, "fallback": None}
     with FaultyProxy(live.address, faults(seed)) as proxy, Client(proxy.url, **options) as one:
         decided = {}
         for k in range(N):
             decision = one.rank(user=f"u{k % 5}", context={"k": k}, actions=MENU)
             decision.reward(1.0)
             decided[decision.event_id] = decision
-        assert one.flush(60)
+        assert one.flush(LIMIT)
         assert one.rewards().sent == N
     assert set(proxy.seen) == {PASS, DROP, MUTE, TWICE, REPEAT}
     check(live, loop, decided)
@@ -75,11 +75,11 @@ def test_through_a_faulty_network_nothing_is_lost_and_nothing_doubled(live, loop
 
 def test_the_async_client_is_as_careful(live, loop):
     async def run(url):
-        async with AsyncClient(url, loop=loop, deadline=60, fallback=None) as client:
+        async with AsyncClient(url, loop=loop, deadline=LIMIT, fallback=None) as client:
             decisions = await asyncio.gather(*(client.rank(context={"k": k}, actions=MENU) for k in range(N)))
             for decision in decisions:
                 decision.reward(1.0)
-            assert await client.flush(60)
+            assert await client.flush(LIMIT)
         return {decision.event_id: decision for decision in decisions}
 
     with FaultyProxy(live.address, faults(3)) as proxy:
@@ -100,7 +100,7 @@ def test_a_loop_whose_first_answer_was_lost_is_there_and_ours(live, fault):
 
 def test_an_export_through_a_faulty_network_has_every_event_once(live, loop, monkeypatch):
     monkeypatch.setattr("fedres.client.hosted.client.PAGE", 4)
-    with Client(live.url, loop=loop, deadline=60, fallback=None) as client:
+    with Client(live.url, loop=loop, deadline=LIMIT, fallback=None) as client:
         made = [client.rank(actions=MENU).event_id for _ in range(20)]
     with FaultyProxy(live.address, faults(4)) as proxy, Client(proxy.url, loop=loop) as client:
         assert [event.event_id for event in client.events()] == made
@@ -161,7 +161,7 @@ def test_while_the_service_is_away_a_call_is_tried_once_and_when_it_is_back_it_d
         assert client.rank(actions=MENU).fallback
         assert len(proxy.seen) == tries + 1
         away.clear()
-        assert not client.rank(actions=MENU, deadline=60).fallback
+        assert not client.rank(actions=MENU, deadline=LIMIT).fallback
         client.close()
 
 
@@ -182,7 +182,7 @@ def test_a_reward_that_is_refused_is_counted_and_the_next_one_is_sent(live, loop
     with Client(live.url, loop=loop) as client:
         client.reward("a", N + 1.0)
         client.reward("b", 1.0)
-        assert client.flush(60)
+        assert client.flush(LIMIT)
         status = client.rewards()
     assert (status.sent, status.refused) == (1, 1)
     assert f"value must be in [0, {N}]" in caplog.text
@@ -194,7 +194,7 @@ STRANGE = [b"<html>", b"", b"null", b"[]", b"{}", b'{"event_id":"\xff"}', b'{"x"
 @pytest.mark.parametrize("body", STRANGE, ids=lambda body: repr(body[:10]))
 @pytest.mark.parametrize("status", [200, 400])
 def test_whatever_a_proxy_answers_a_decision_falls_back_and_other_calls_raise_a_service_error(body, status):
-    with answering(reply(body, status=status)) as url, Client(url, deadline=60) as client:
+    with answering(reply(body, status=status)) as url, Client(url, deadline=LIMIT) as client:
         assert client.rank(actions=MENU).fallback
         calls = [client.settings, client.actions, client.unmatched, lambda: list(client.events())]
         for call in calls if body or status == 400 else calls[:3]:  # an export may be empty
@@ -215,7 +215,7 @@ def test_a_deadline_may_be_as_long_as_one_likes(deadline):
 
 def test_an_async_call_whose_client_is_closed_between_two_tries_falls_back():
     async def run(url):
-        client = AsyncClient(url, deadline=60)
+        client = AsyncClient(url, deadline=LIMIT)
 
         async def close(_):
             await client.close()
@@ -270,7 +270,7 @@ def test_what_could_not_be_sent_is_sent_by_the_next_client(live, loop, tmp_path)
         client.close(0)
     assert len(list(tmp_path.glob("*.db"))) == 1
     with Client(live.url, loop=loop, spool=tmp_path) as client:
-        assert client.flush(60)
+        assert client.flush(LIMIT)
     assert [event for event, _ in stored(live, loop)[1]] == [f"event-{k}" for k in range(5)]
     assert list(tmp_path.iterdir()) == []
 
@@ -287,7 +287,7 @@ def test_what_a_killed_process_had_is_sent_once_by_one_of_the_next(live, loop, t
     subprocess.run([sys.executable, "-c", textwrap.dedent(code), loop, str(tmp_path)], check=False, timeout=LIMIT)
     with contextlib.ExitStack() as stack:
         clients = [stack.enter_context(Client(live.url, loop=loop, spool=tmp_path)) for _ in range(3)]
-        assert all(client.flush(60) for client in clients)
+        assert all(client.flush(LIMIT) for client in clients)
         assert sum(client.rewards().sent for client in clients) == 50
     assert sorted(event for event, _ in stored(live, loop)[1]) == sorted(f"event-{k}" for k in range(50))
 
@@ -313,7 +313,7 @@ def test_rewards_that_a_full_disk_has_no_room_for_wait_in_memory(live, loop, tmp
     assert (kept + lost, kept > 0, lost > 0) == (100, True, True)
     assert caplog.text.count("database or disk is full") == 1
     with Client(live.url, loop=loop, spool=tmp_path) as client:
-        assert client.flush(60)
+        assert client.flush(LIMIT)
         assert client.rewards().sent == kept
 
 
@@ -323,7 +323,7 @@ def test_a_reward_that_was_sent_and_cannot_be_forgotten_does_not_stop_the_next(l
             for k in range(3):
                 client.reward(f"event-{k}", 1.0)
             client._rewards._spool._db.execute("PRAGMA query_only = ON")
-        assert client.flush(60)
+        assert client.flush(LIMIT)
         assert client.rewards().sent == 3
 
 
@@ -347,7 +347,7 @@ def test_rewards_outlive_the_mistakes_of_operators(live, loop, tmp_path, caplog,
         assert (client.rewards().queued, client.rewards().refused, client.rewards().dropped) == (5, 0, 0)
     assert caplog.text.count("the service takes no rewards") == 1
     with Client(live.url, loop=loop, spool=tmp_path) as client:
-        assert client.flush(60)
+        assert client.flush(LIMIT)
     assert [event for event, _ in stored(live, loop)[1]] == [f"event-{k}" for k in range(5)]
 
 
@@ -366,7 +366,7 @@ def test_a_loop_that_is_made_later_gets_the_rewards_that_waited_in_order(live, m
         assert seen.wait(LIMIT)
         assert client.rewards().queued == 5
         live.make_loop("later")
-        assert client.flush(60)
+        assert client.flush(LIMIT)
         assert client.rewards().sent == 5
     assert [event for event, _ in stored(live, "later")[1]] == [f"event-{k}" for k in range(5)]
 
@@ -391,6 +391,6 @@ def test_a_damaged_file_in_the_folder_is_left_where_it_is(live, loop, tmp_path, 
     damaged.write_bytes(b"no database" * 1000)
     with Client(live.url, loop=loop, spool=tmp_path) as client:
         client.reward("event", 1.0)
-        assert client.flush(60)
+        assert client.flush(LIMIT)
     assert damaged.read_bytes() == b"no database" * 1000
     assert "cannot be taken over" in caplog.text
