@@ -14,12 +14,11 @@ import pytest
 from service.admin.status import MachineStatus
 from service.errors import ApiError
 from service.http.replies import failure
-from service.learn.learner import Learner, replay
-from service.learn.snapshots import Snapshots
+from service.learn import learner
+from service.learn.learner import replay
 from service.log.protocol import StoreUnavailable
 from service.log.sqlite import SqliteLog
 from service.log.sqlite_schema import sqlite_file
-from service.models.published import Publisher
 from service.rank.requests import Action, RankRequest
 
 STORE = ("store.db", "store.db-wal")
@@ -100,12 +99,12 @@ def rebuilt(folder, loop="default"):
 @contextlib.contextmanager
 def relearned(folder):
     """Lend a learner that has learned all from the log, without a snapshot."""
-    with SqliteLog(sqlite_file(folder / "store.db")) as log, _shared_memory() as run:
-        snapshots = Snapshots(run / "snapshots")
-        learner = Learner(log, None, snapshots, Publisher(run, 1), snapshot_seconds=1e9, hold=lambda loop: None)
-        learner.open()
-        yield learner
-        learner.close()
+    with (
+        SqliteLog(sqlite_file(folder / "store.db")) as log,
+        _shared_memory() as run,
+        learner.relearned(log, run) as lent,
+    ):
+        yield lent
 
 
 @contextlib.contextmanager

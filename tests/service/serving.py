@@ -146,7 +146,7 @@ def _sockets(pid):
 
 
 class MachineProcess:
-    """A machine; it keeps its port when it is started again."""
+    """A machine; it has another port whenever it is started again, for somebody may have taken the one before."""
 
     def __init__(self, folder, database, *options):
         self.folder, self.database, self.options = Path(folder), database, options
@@ -159,7 +159,7 @@ class MachineProcess:
         return f"http://127.0.0.1:{self.port}"
 
     def start(self, wait=True):
-        command = [FEDRES, "serve", "--store", self.database, "--folder", self.folder, "--port", str(self.port)]
+        command = [FEDRES, "serve", "--store", self.database, "--folder", self.folder, "--port", "0"]
         with open(self.folder / "stderr", "ab") as errors:
             self.process = Forked(
                 [*command, *self.options], stdout=subprocess.PIPE, stderr=errors, start_new_session=True
@@ -188,6 +188,7 @@ class MachineProcess:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
         self.process.stdout.close()
+        self.port = 0  # at which nobody listens
 
     def close(self):
         """End it, and remove what the next start would."""
