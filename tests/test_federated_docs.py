@@ -13,6 +13,7 @@ import pytest
 from forked import FEDRES, run
 from guides import blocks, follow
 from serving import served
+from waiting import LIMIT
 
 from libsvm_tasks.plots import line_style
 
@@ -38,7 +39,7 @@ def invoke(line, folder):
     """Run a command of fedres in a folder; return its output. Its pools of processes need one that is not forked."""
     env = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache"), "COLUMNS": "200"}
     words = [sys.executable, str(Path(sys.executable).with_name("fedres")), *shlex.split(line)[1:]]
-    done = subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True, check=False, timeout=600)
+    done = subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True, check=False, timeout=2 * LIMIT)
     assert done.returncode == 0, f"{line}: {done.stdout}{done.stderr}"
     return done.stdout
 

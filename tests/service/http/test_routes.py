@@ -8,6 +8,7 @@ from urllib.parse import quote
 
 import httpx
 import pytest
+from waiting import LIMIT
 
 ACTIONS = [{"id": "a", "features": {"topic": "sport"}}, {"id": "b", "features": {"topic": "news"}}]
 
@@ -154,7 +155,7 @@ def test_changes_of_settings_that_arrive_together_are_all_kept(live):
     changes = [{"floor": 0.03}, {"gamma": 7}, {"wait_time": 9}, {"control": {"share": 0.2}}, {"control": {"hold": "h"}}]
 
     async def change_all(path):
-        async with httpx.AsyncClient(base_url=live.url, timeout=30, trust_env=False) as client:
+        async with httpx.AsyncClient(base_url=live.url, timeout=LIMIT, trust_env=False) as client:
             replies = await asyncio.gather(*[client.patch(path, json=change) for change in changes])
             assert {reply.status_code for reply in replies} == {200}
             return (await client.get(path)).json()["settings"]
