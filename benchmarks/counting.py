@@ -47,7 +47,7 @@ def counting(host: str, port: int) -> Iterator[tuple[str, Counted]]:
         await running[0][1].wait()
         server.close()
 
-    thread = threading.Thread(target=lambda: asyncio.run(serve()))  # which cancels the connections that are left
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))  # cancels the remaining connections
     thread.start()
     started.wait()
     loop, ended, own_port = running[0]

@@ -80,7 +80,7 @@ class Case:
 @dataclass(frozen=True, slots=True)
 class Outcome:
     case: Case
-    rounds: int | None  # until the target was reached
+    rounds: int | None  # rounds until the required accuracy
     accuracy: float  # after the last round played
     counted: Counted  # until then
     played: int

@@ -6,7 +6,7 @@ again after the next round. Both halves of the model are those of the service an
 
 The stream ``fleet:N`` is the task of ``device_fleet.py``: 20 devices tell two classes of digits apart, each with a task
 of its own, and part of the features are private; its figure is the accuracy on held-out rows after N rounds. The hosted
-loop there is told what is private, too.
+loop there receives the private features, too.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ RULE = OptimisticSquareCB().rule((0.0, 1.0))
 
 
 class Network(NamedTuple):
-    """When a device syncs, and what comes of it."""
+    """When a device syncs, and the result."""
 
     every: int  # own rounds between two syncs
     latency: int = 0  # rounds of all users that an upload takes at most
     loss: float = 0.0  # share of syncs that are lost
-    relearns: bool = True  # whether examples are learned again with each new model
+    relearns: bool = True  # True: examples are learned again with each new model
 
 
 NETWORKS = {

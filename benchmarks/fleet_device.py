@@ -124,5 +124,5 @@ def sleep_until(then: float) -> None:
 
 
 if __name__ == "__main__":
-    logging.getLogger("fedres.client").setLevel(logging.ERROR)  # that the network loses things is the point
+    logging.getLogger("fedres.client").setLevel(logging.ERROR)  # lost messages are intended here
     run(sys.argv[1], Path(sys.argv[2]))

@@ -1,9 +1,9 @@
-"""What hostile clients cost the honest ones, with and without a loop's defences.
+"""What hostile clients cost the honest ones, with and without a loop's defenses.
 
 ``python benchmarks/hostile_clients.py`` gives each of 100 clients a task of its own from digits and from pendigits
 (looked up in ``FEDRES_DATA``). Honest clients share a model by residuals, or by FedOGD's gradients, and have one of
 their own over all of their features. Hostile ones send the worst that the service lets through: labels within the
-range, finite numbers. All have joined before the first upload. The shared models and the defences are the service's,
+range, finite numbers. All have joined before the first upload. The shared models and the defenses are the service's,
 fed as its learner feeds them, without HTTP and a log.
 
 Accuracy is that of the honest clients on test rows after the last round. What was lost is the difference to the same
@@ -44,7 +44,7 @@ FLEETS = ("alike", "rates", "scales")
 BITS = 10  # of FedOGD's model
 STEP = 0.03  # its η
 ROUNDS = {"residuals": 200, "gradients": 100}
-SEEDS = (10, 11, 12)  # not those that the defaults of the defences were chosen on
+SEEDS = (10, 11, 12)  # not those that the defaults of the defenses were chosen on
 
 OFF = Defences(max_norm=None, client_share=None, client_pull=None)
 DEFENCES = {
@@ -131,7 +131,7 @@ _load = lru_cache(load)
 
 
 # What a hostile client sends in place of its example of round t. A local prediction of ±1e9 makes its error as large as
-# the range of the labels in every upload; whoever knows the shared model can have that with modest numbers as well.
+# the range of the labels in every upload; one that knows the shared model needs no such numbers.
 
 
 def flip(fleet: Fleet, i: int, t: int, *, scale: float = 1.0, local: float = 0.0, n: int = 1) -> list[Upload]:
@@ -291,7 +291,7 @@ def _figure(kind: Case, runs: Array) -> dict[str, Any]:
 
 
 def worst(figures: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return, of the attacks on the same fleet under the same defences, the one that costs most."""
+    """Return, of the attacks on the same fleet under the same defenses, the one that costs most."""
     worst_of: dict[tuple[Any, ...], dict[str, Any]] = {}
     for figure in figures:
         key = tuple(figure[name] for name in ("dataset", "uploads", "fleet", "hostile", "clients", "defences"))

@@ -3,7 +3,7 @@
 ``python benchmarks/interval_coverage.py`` prints the tables of docs/benchmarks/intervals.md, in an hour. It
 simulates logs of two actions and values ``constant:a``, whose mean reward is the click rate; the other action is
 clicked half as often. Action a is taken with probability 1/W or 1/2, as chance has it, so that weights are at most W;
-``heavy`` draws the probability as U^.75, so that weights have no third moment. Clicks depend on one feature, which the
+``heavy`` draws the probability as U^0.75, so that weights have no third moment. Clicks depend on one feature, which the
 reward model sees. With several events a user, each user's clicks are multiplied by an exponential number. ``--part
 looks`` looks at each log on 30 days, and counts the logs whose intervals were right on all of them. "Before" are the t
 intervals with a correction for skewness that these replace.

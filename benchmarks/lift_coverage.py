@@ -77,8 +77,8 @@ PARTS = {"rewards": (REWARDS, 0.1), "outcomes": (OUTCOMES, 1.0), "detection": (D
 
 
 class Look(NamedTuple):
-    missed: Array  # whether the interval leaves out the truth, for each look
-    above: Array  # whether it is above 0
+    missed: Array  # True: the interval leaves out the truth; for each look
+    above: Array  # True: the interval is above 0
 
 
 def play(kind: Experiment, effect: float, rng: np.random.Generator) -> Look:

@@ -130,7 +130,7 @@ def percentiles(seconds: Sequence[float]) -> tuple[float | None, float | None]:
 class Template(NamedTuple):
     """A rank request after its head, cut where an event's id, a user and a moment are filled in."""
 
-    event: bytes  # what comes before it; begins with Content-Length
+    event: bytes  # the part before the event id; begins with Content-Length
     user: bytes
     moment: bytes
     rest: bytes

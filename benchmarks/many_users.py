@@ -25,7 +25,7 @@ from service.log.records import TICK, Record
 from service.models.published import Publisher, make_current
 from service.settings import DEFAULT_LOOP
 
-EVENTS = 300  # that the first user teaches
+EVENTS = 300  # events of the first user
 CALLS = 2_000
 
 

@@ -1,7 +1,7 @@
 """How right `fedres evaluate --policy fedres` is, on logs whose truth is known.
 
 `python benchmarks/online_value.py [--logs N] [--events N] [--seed S]` simulates logs of two policies, uniform and one
-that takes its favourite 6 times in 10. Visitors of two countries like different ones of three actions, and each visitor
+that takes its favorite 6 times in 10. Visitors of two countries like different ones of three actions, and each visitor
 likes one action better still. The true value is the mean of what the probabilities of `fedres` would have earned in the
 events of the log; "played" is what the service's model and policy earn when they decide on such events themselves.
 """

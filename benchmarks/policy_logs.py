@@ -73,7 +73,7 @@ class Judged(NamedTuple):
     """One log, target by target."""
 
     distance: Array  # of IPS from the truth, in standard errors
-    warned: Array  # whether an evaluation would warn
+    warned: Array  # True: an evaluation would warn
     least_taken: int
 
 

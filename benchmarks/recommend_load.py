@@ -25,7 +25,7 @@ from service_processes import Service, memory_mb, service
 from service_processes import cpu_seconds as cpu_by_role
 
 PUT = 2_500  # items in one call
-PAGES = 60  # that teach: ten rewards each
+PAGES = 60  # pages with ten rewards each, before measuring
 USERS = 20
 ROLES = ("ranker", "log", "learner")
 LOOP = "pages"  # of its own: the service of benchmarks comes with a catalogue

@@ -7,7 +7,7 @@ A player chooses, and receives the reward of what it chose now or many decisions
     index, token = player.decide("anna", {"weather": "cold"}, drinks)
     player.learn(token, 1.0)
 
-Features are nested as in a request of the service. It uses the public interface of ``bandits`` only, so that whoever
+Features are nested as in a request of the service. It uses the public interface of ``bandits`` only, so that anyone who
 compares models on streams of their own depends on nothing inside.
 """
 

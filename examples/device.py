@@ -2,7 +2,7 @@
 
 Start a service first: fedres serve. At every hour people like another drink, and that is the same for all. Whether it
 should be sweet depends on one's mood, in another way for Ann than for Ben, and a mood never leaves its device. Ann is
-up in the morning and Ben in the evening. In the end each device is asked about the other's hours: once where both have
+up in the morning and Ben in the evening. In the end each device decides in the other's hours: once where both have
 taught one shared model, and once where each has a loop for itself alone.
 """
 

@@ -25,7 +25,7 @@ TEXTS = {
     "code": "def total(items): return sum(items)  # why does this fail?",
     "reasoning": "Prove step by step that the number is prime",
 }
-DOLLAR = 40.0  # what a dollar is worth, in units of quality
+DOLLAR = 40.0  # worth of a dollar, in units of quality
 PROMPTS = 600
 
 

@@ -19,7 +19,7 @@ REQUEST = {"user": "ben", "context": {"weather": "cold"}, "actions": [{"id": dri
 
 
 def decide_and_reward(client: httpx.Client, favourite: str) -> float:
-    """Return what a decision earned: 1 if it was the favourite."""
+    """Return what a decision earned: 1 if it was the favorite."""
     decision = client.post("/v1/rank", json=REQUEST).raise_for_status().json()
     reward = float(decision["action"] == favourite)
     path = f"/v1/events/{quote(decision['event_id'], safe='')}/reward"

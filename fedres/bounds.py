@@ -270,7 +270,7 @@ def fedsea_strongly_convex(
     shift = max(16 * kappa, 8 * kappa * local, 18.6 * kappa**1.5 * local)  # t_s
     eta = 2 / (mu * (np.arange(1, n_rounds + 1) + shift))
     q = 6 * local**2 * float(eta[0]) ** 2 * L**2
-    lag = (L**2 / mu + L**2 * eta) * eta**2 / (1 - q)  # what V_t costs [FedSEA, eq. 23 and lemma 5]
+    lag = (L**2 / mu + L**2 * eta) * eta**2 / (1 - q)  # cost of V_t [FedSEA, eq. 23 and lemma 5]
     apart = 2 * local * variance + 6 * local**2 * (spatial + 2 * L * temporal)
     a = float(2 * L * eta[0] + 12 * L * local**2 * lag[0])
     noise = float((eta / 2).sum()) * (variance / n_clients + 4 * L * temporal)

@@ -64,7 +64,7 @@ class Round:
 
     t: int
     rule: Loss  # ℓ
-    weights: Array  # what each client predicted with, (K, D)
+    weights: Array  # the weights of each client's prediction, (K, D)
     offset: Array  # the global part of the prediction
     prediction: Array  # ŷ, global and local part
     label: Array

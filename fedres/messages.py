@@ -45,7 +45,7 @@ class Statistics:
 
 Body = Triplet | Statistics | Factored | Array | tuple[bytes, ...]
 
-BODIES: dict[str, tuple[type, ...]] = {  # what an upload of a kind carries
+BODIES: dict[str, tuple[type, ...]] = {  # types of the body, by kind of upload
     "triplet": (Triplet,),
     "gradient": (Factored, np.ndarray),
     "quantised gradient": (tuple,),

@@ -20,7 +20,7 @@ VW_FLAGS = f"--cb_explore_adf --epsilon {EPSILON} -q ca --quiet"  # c, the conte
 
 
 class Runner(Protocol):
-    """A policy that is asked and told, in turn."""
+    """A policy that is queried and updated, in turn."""
 
     def context(self, x: Array) -> Any:
         """Return ``x`` in the form the library reads; made before the clock starts."""

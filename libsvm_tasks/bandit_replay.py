@@ -119,7 +119,7 @@ class Scheme:
 
 
 def step_through(bandit: Bandit, stream: Stream) -> Outcome:
-    """Return what ``bandits.replay`` returns, from a bandit that is asked one decision at a time."""
+    """Return what ``bandits.replay`` returns, from a bandit that gets one request at a time."""
     actions, probabilities, rewards, regrets = (np.zeros((stream.n_rounds, stream.n_clients)) for _ in range(4))
     t = 0
     for chunk in stream:

@@ -28,7 +28,7 @@ Progress = Callable[[int, int | None], None]  # bytes so far; bytes in all, None
 def fetch(name: str, folder: str | Path | None = None, *, progress: Progress | None = None) -> Path:
     """Download a dataset into ``folder`` (else the user's cache folder), check its shape, and return the file.
 
-    The file appears under its name whole and checked, or not at all; one that was there before stays until then.
+    The file appears under its name whole and checked, or not at all; an earlier one stays until then.
     """
     one_of("dataset", name, CATALOGUE)
     entry, folder = CATALOGUE[name], cache_folder() if folder is None else Path(folder).expanduser()

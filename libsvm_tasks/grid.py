@@ -86,7 +86,7 @@ def run(
 ) -> list[Any]:
     """Return ``work(item)`` for every item, in order, whatever the number of jobs.
 
-    Items are told apart by their ``repr``, results must be JSON. ``jobs`` None leaves the number to joblib's settings.
+    Items differ by their ``repr``, results must be JSON. ``jobs`` None leaves the number to joblib's settings.
     """
     keys = [_key(work, item) for item in items]
     done = {} if journal is None else read_journal(journal)

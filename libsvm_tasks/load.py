@@ -33,7 +33,7 @@ def load(dataset: str, label: str | None = None) -> Data:
     """Return ``digits`` (pixels divided by 16: in [0, 1]), a dataset of the catalogue, or the file at a path.
 
     A file that ends in .csv or .tsv has a header, and ``label`` names the column to predict (``tables.from_columns``
-    says what becomes of the others). Any other is an svmlight file, which has its labels in front.
+    treats the others). Any other is an svmlight file, which has its labels in front.
 
     A name of the catalogue is looked up in the folder ``FEDRES_DATA``, then in ``cache_folder()``, as NAME.svm or NAME,
     plain or with .bz2, .xz or .gz. A name goes before a file called the same: write ``./letter`` for the file.

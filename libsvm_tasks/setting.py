@@ -1,4 +1,4 @@
-"""What a run of the engine, or of its readable twin, is told and gives back."""
+"""What a run of the engine, or of its readable twin, receives and returns."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Simulated readers who use a running service over HTTP, so that one can watch it learn.
 
-All like short articles in the morning and long ones in the evening, and each has a favourite topic. Three loops of the
+All like short articles in the morning and long ones in the evening, and each has a favorite topic. Three loops of the
 service are used: one that learns and has a control group, one that picks at random, and one that always gets the best
 article first and returns it. ``/demo`` is a page for a real reader.
 """

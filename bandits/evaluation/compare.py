@@ -63,7 +63,7 @@ class Evaluation:
     default_reward: float | None
     level: float
     time_uniform: bool
-    n_users: int  # that intervals take to be independent; n where events are
+    n_users: int  # independent users for intervals; n if events are independent
     reward_range: tuple[float, float]  # given, or taken from the log
 
     def to_pandas(self) -> pandas.DataFrame:
@@ -147,7 +147,7 @@ def evaluate(
     A policy is a name (``POLICY_FORMS``), a policy such as ``EpsilonGreedy(0.1)`` or its class, or a function from a
     ``LoggedEvent`` to the probabilities of its actions.
     Names that learn (greedy, epsilon-greedy, squarecb) and estimators with a model share one cross-fitted reward model:
-    what is valued is the policy learned from ``n_folds − 1`` parts of the log, on the part it did not see. ``fedres``
+    they estimate the policy learned from ``n_folds − 1`` parts of the log, on the part it did not see. ``fedres``
     is a hosted loop, which goes through the log in order and decides on each event by what it learned before;
     ``fedres:POLICY`` explores by another policy than the default of loops.
 

@@ -8,7 +8,7 @@
          Shrinkage*. ICML 2020.
 
 Every estimator returns one contribution per event. Their mean is the estimate, and their spread is its uncertainty: a
-self-normalised estimate is linearised (delta method), so that this holds for it too. Contributions of two policies on
+self-normalized estimate is linearized (delta method), so that this holds for it too. Contributions of two policies on
 one log can be subtracted event by event.
 
 Symbols: r reward, w = π(a given x) / p(a given x) weight, q predicted reward of the action taken, and
@@ -78,7 +78,7 @@ def ips(s: Sample) -> Array:
 
 
 def snips(s: Sample) -> Array:
-    """Self-normalised IPS: a little biased, steadier, and moves with the rewards when these are shifted."""
+    """Self-normalized IPS: a little biased, steadier, and moves with the rewards when these are shifted."""
     return _normalised(s.weight, s.reward)  # Σ w r / Σ w [SJ15]
 
 
@@ -93,7 +93,7 @@ def doubly_robust(s: Sample) -> Array:
 
 
 def self_normalised_dr(s: Sample) -> Array:
-    """DR with its correction self-normalised."""
+    """DR with its correction self-normalized."""
     return np.add(s.baseline, _normalised(s.weight, s.reward - s.predicted))  # v + Σ w (r − q) / Σ w [TB16]
 
 

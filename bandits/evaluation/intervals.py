@@ -5,7 +5,7 @@
 [CM15] C. Cameron, D. Miller. *A Practitioner's Guide to Cluster-Robust Inference*. Journal of Human Resources 50(2),
        2015.
 
-An interval holds every θ that the terms do not speak against: no estimate is linearised, and what a term can be at
+An interval holds every θ that the terms do not speak against: no estimate is linearized, and what a term can be at
 most counts beside what was seen [F54, KLM20]. So no interval has width 0 where a reward could have been another.
 """
 

@@ -8,7 +8,7 @@
 [F54]   E. Fieller. *Some Problems in Interval Estimation*. Journal of the Royal Statistical Society B 16(2), 1954.
 
 A user is one observation: the sum of the user's rewards and the number of the user's events. Means are rewards per
-event, so their errors are those of ratios, linearised. Intervals are asymptotic: below ``LEAST_USERS`` users or
+event, so their errors are those of ratios, linearized. Intervals are asymptotic: below ``LEAST_USERS`` users or
 ``LEAST_REWARDED`` rewarded events in an arm there is none. What is rare may be missing in a small arm by chance, whose
 variance then seems to be 0. So in the variance of each arm counts how far one more user could move its mean: the one of
 both arms who would move it most, as the largest possible observation does in ``evidence``. Users of the other arm count

@@ -41,7 +41,7 @@ DSJSON_KEYS = {"_label_cost", "_label_probability", "_label_Action", "_labelInde
 
 @dataclass(frozen=True, slots=True)
 class LoggedEvent:
-    """One decision: what was known, what could be done, what was done with which probability, what came of it."""
+    """One decision: its context, the actions, the chosen one with its probability, the reward."""
 
     event_id: str
     context: dict[str, float]  # x, flat

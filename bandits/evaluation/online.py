@@ -8,7 +8,7 @@
 Before event t the model has learned events 1..t−1 of the log, as the log had them. The policy's probabilities π_t of
 the actions of event t, and the rewards q_t that the model expects, follow from the past alone. So given the past,
 the weighted reward π_t(a)/p(a) r has the mean that π_t would have earned in event t, and so has its doubly robust
-form with q_t: what is valued is the mean of what π_1, ..., π_n earn.
+form with q_t: what is estimated is the mean of what π_1, ..., π_n earn.
 
 That differs from a service that had been asked itself: the model learns from what the log chose, and not from what the
 policy would have chosen (replaying only events where both agree [LCLW11] would, on a fraction of the log).
@@ -48,7 +48,7 @@ class Played(NamedTuple):
 
 
 def is_online(policy: object) -> bool:
-    """Return whether a policy is valued so: ``fedres``, ``fedres:POLICY``, or the default of loops by its name."""
+    """Return whether a policy is estimated so: ``fedres``, ``fedres:POLICY``, or the default of loops by its name."""
     return isinstance(policy, str) and policy.partition(":")[0] in (NAME, DEFAULT)
 
 

@@ -22,7 +22,7 @@ class Source(Protocol):
     name: str  # as errors call it
     names: list[str]  # of its columns
     is_text: bool  # cells are texts, whatever they mean
-    unit: str  # what its rows are counted as: lines of a text from 1, rows from 0
+    unit: str  # unit of row numbers: lines of a text from 1, rows from 0
 
     def rows(self, names: Sequence[str], progress: Progress) -> Iterator[tuple[int, tuple[Any, ...]]]:
         """Yield the number of a row and its cells of these columns; None where a cell is empty."""

@@ -63,8 +63,8 @@ def without_model(x: Cut) -> Cut:
 def value_terms(x: Cut, end: float, centre: float | None = None) -> Terms:
     """Return terms for a policy's value, where rewards cut off are ``end`` each.
 
-    Without ``centre`` they are those of IPS and DR. With it they are those of the self-normalised forms: weights have
-    the mean 1, so that (w − 1)(centre − θ) can be added; centre is 0 for SNIPS and the mean baseline for SNDR.
+    Without ``centre`` they are those of IPS and DR. With it they are those of the self-normalized forms: weights have
+    the mean 1, so that (w − 1)(``centre`` − θ) can be added; ``centre`` is 0 for SNIPS and the mean baseline for SNDR.
     """
     a, mass = _unbiased(x, end), x.weight + x.lost
     if centre is None:
@@ -73,9 +73,9 @@ def value_terms(x: Cut, end: float, centre: float | None = None) -> Terms:
 
 
 def difference_terms(x: Cut, end: float, centre: float = 0.0) -> Terms:
-    """Return terms for value − mean reward of the log, event by event, with (w − 1) centre added.
+    """Return terms for value − mean reward of the log, event by event, with (w − 1) ``centre`` added.
 
-    ``centre`` is 0 for IPS and DR, and the mean baseline less the estimate for the self-normalised forms.
+    ``centre`` is 0 for IPS and DR, and the mean baseline less the estimate for the self-normalized forms.
     """
     a = _unbiased(x, end) - x.reward + (x.weight + x.lost - 1) * centre
     return Terms(a, np.ones_like(a))

@@ -20,7 +20,7 @@ _NONE, _ONE = np.float32(0), np.float32(1)
 
 SLOWER = 15.0  # how many times slower the slow half of a model learns
 
-SEEN = 5  # what a client keeps: the sums and the n of ``Trusted`` and ``Paced``, then the mean of its contexts
+SEEN = 5  # entries of a client: the sums and the n of ``Trusted`` and ``Paced``, then the mean of its contexts
 
 WEIGHED = 6  # places of 32 bits at the end of a shared model of two paces: the sums and the n of their evidence
 

@@ -221,7 +221,7 @@ def model_kind(name: str, policy: Policy, scheme: str, delay: int) -> Kind:
 
 
 def default_model(policy: Policy) -> str:
-    """Return the model that a policy is used with unless another is asked for."""
+    """Return the model that a policy is used with unless another is chosen."""
     if isinstance(policy, LinUCB):
         return "linucb"
     return "residual-kalman" if policy.needs_widths else "adagrad"

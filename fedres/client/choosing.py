@@ -23,7 +23,7 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
     bits: int = 18
     timing: str = "on-arrival"
     crosses: bool = True
-    personal: bool = True  # whether devices have models of their own
+    personal: bool = True  # True: devices have personal models
     policy: str = "epsilon-greedy"
     epsilon: float = HOSTED["epsilon-greedy"]["epsilon"]
     floor: float = HOSTED["optimistic-squarecb"]["floor"]

@@ -65,15 +65,15 @@ class Scored(NamedTuple):
     means: Array
     widths: Array
     n_learned: int  # rewards, on which exploration depends
-    waiting: Callable[[int], bytes]  # what to keep of an action until its reward comes
+    waiting: Callable[[int], bytes]  # returns the record of an action until its reward comes
 
 
 class Device(ABC):
     """A device without the network; thread safe. ``clock`` is the time of day in seconds."""
 
-    model: str  # that loops must have
+    model: str  # required model of the loop
     learners: tuple[str, ...]
-    fetches_first = False  # whether to fetch the newest model before a burst of uploads
+    fetches_first = False  # True: fetch the newest model before a burst of uploads
 
     def __init__(
         self,
@@ -250,7 +250,7 @@ class Device(ABC):
             self._warn("the queue is full: %d uploads dropped so far, the oldest first", self.dropped)
         return self._seq
 
-    # What a sync changes
+    # State that a sync changes
 
     def batch(self, n: int) -> list[Queued]:
         """Return up to ``n`` uploads, the oldest first."""

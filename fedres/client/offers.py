@@ -21,8 +21,8 @@ class Offer:
     """A request to decide, checked."""
 
     event_id: str
-    context: bytes  # what the service may see
-    own_context: bytes  # that and the private features
+    context: bytes  # shared with the service
+    own_context: bytes  # shared and private features
     actions: list[tuple[str, bytes]]
     allowed: Array
     caller_ids: list[Any]  # the actions' ids as the caller gave them

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 TRIES = 5  # of each request of a sync that the caller waits for
 LONGEST_OPENING = 3600.0  # seconds
-CLOSE_SECONDS = 5.0  # that closing waits for the last sync
+CLOSE_SECONDS = 5.0  # limit for the last sync when closing
 
 
 def check_seconds(sync_seconds: float | None, open_seconds: float) -> None:

@@ -61,7 +61,7 @@ class OFedIQClient(Client[OFedIQ]):
         super().__init__(learner, who)
         self.chance = chances(learner.participation, self.who)
         self.quantizer = None if learner.levels is None else Quantizer(learner.levels, learner.blocks)
-        self.rows = np.empty(0, dtype=np.intp)  # who will send at the end of this period
+        self.rows = np.empty(0, dtype=np.intp)  # clients that send at the end of this period
         self.period_start: Array = self.shared  # w_{t-L+1}
         self.local: Array = np.empty((0, self.shared.size))  # g_{k,t} of those rows
         self.active: Array = np.empty(0, dtype=bool)
@@ -73,7 +73,7 @@ class OFedIQClient(Client[OFedIQ]):
             return None
         chosen = seen.take(self.rows)
         if (t - 1) % self.learner.period:
-            chosen = chosen._replace(offset=None)  # that of w, not of θ
+            chosen = chosen._replace(offset=None)  # the offset of w, not of θ
         gradient = self.learner.factors(self.local, self.who[self.rows], chosen)
         self.active |= chosen.present
         chance = self.chance[self.rows]

@@ -33,7 +33,7 @@ POLICIES: dict[str, type[Compiled]] = {
     "softmax": Softmax,
 }
 ENTRY_POINTS = "fedres.policies"  # where other packages offer policies
-HOSTED = {name: kind.hosted for name, kind in POLICIES.items() if kind.hosted is not None}  # those of loops
+HOSTED = {name: kind.hosted for name, kind in POLICIES.items() if kind.hosted is not None}  # policies of loops
 
 
 def policy(name: str | Policy | type[Policy], **options: Any) -> Policy:

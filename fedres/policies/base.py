@@ -24,8 +24,8 @@ class Policy(ABC):
     Packages may add one (docs/research/own-learner.md): ``probabilities`` is all it needs.
     """
 
-    needs_widths: ClassVar[bool] = False  # whether the model must know how uncertain it is
-    stationary: ClassVar[bool] = True  # whether a log suffices to evaluate it: probabilities follow from scores alone
+    needs_widths: ClassVar[bool] = False  # True: the model must have standard deviations
+    stationary: ClassVar[bool] = True  # True: probabilities follow from scores alone, so a log can evaluate it
     hosted: ClassVar[Mapping[str, float] | None] = None  # settings of loops that it has, and defaults; None: no loop's
 
     @abstractmethod

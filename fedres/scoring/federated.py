@@ -27,7 +27,7 @@ from fedres.scoring.sealing import sealed, unsealed
 Hyperparameter = float | int | None
 Clip = Callable[[Array], Array | None]
 
-RESIDUALS = ("fedres-adagrad", "fedres-sgd")  # what their devices upload
+RESIDUALS = ("fedres-adagrad", "fedres-sgd")  # learners whose devices upload residuals
 UPDATES: dict[str, Kind] = {
     "fedogd": "gradient",
     "ofedavg": "gradient",

@@ -30,7 +30,7 @@ from libsvm_tasks.decisions.report import shown as mean_and_error
 from libsvm_tasks.decisions.rounds import DecisionRound
 
 PLACES = 10
-FILMS_A_PAGE = 20  # that a person has rated
+FILMS_A_PAGE = 20  # rated by the person
 MOST_CANDIDATES = 500  # of a rank request; those who take no more are offered as many, drawn by the seed
 RULE = OptimisticSquareCB().rule((0.0, 1.0))
 DISCOUNTS: Array = 1 / np.log2(np.arange(2, PLACES + 2))
@@ -258,7 +258,7 @@ class NamedPagePlayer(NamedTuple):
 
     make: Callable[[], PagePlayer]
     most: int | None = None  # candidates that are offered
-    package: str = "numpy"  # that has to be installed
+    package: str = "numpy"  # required package
 
 
 def _vw(explore: str, options: str, alone: bool) -> NamedPagePlayer:

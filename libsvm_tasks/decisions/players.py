@@ -90,7 +90,7 @@ class Unscaled:
 
 
 class AdaGradPlayer:
-    """The service's model ``adagrad``: shared and personal ``--adaptive`` steps with all crosses; ε-greedy, ε = .1."""
+    """The service's model ``adagrad``: shared and personal ``--adaptive`` steps with all crosses; ε-greedy, ε = 0.1."""
 
     def __init__(self) -> None:
         self.shared = SharedModel()
@@ -182,7 +182,7 @@ class Scaled:
 
 
 class LinUCBPlayer:
-    """LinUCB with a ridge regression for each action id, of α = .5 and ridge .5; one for all, or each user alone.
+    """LinUCB with a ridge regression for each action id, of α = 0.5 and ridge 0.5; one for all, or each user alone.
 
     Features are the constant, the context, the action's numbers, and these crossed with the context.
     """
@@ -307,7 +307,7 @@ VW_FORMS: dict[str, tuple[str, Callable[[DecisionStream], bool]]] = {
     "-cubic": (CUBIC, lambda stream: stream.users > 0),
     "-pairs": (PAIRS, lambda stream: stream.users == 0),  # where cubic is the same as without: nobody names a user
 }
-VW_RATES = {"": "", "-l0.1": " -l 0.1", "-l2": " -l 2"}  # VW's default is .5
+VW_RATES = {"": "", "-l0.1": " -l 0.1", "-l2": " -l 2"}  # VW's default is 0.5
 _TUNED = {
     f"vw-{policy}{form}{rate}": _vw(explore + step, crosses, plays)
     for policy, explore in VW_POLICIES.items()

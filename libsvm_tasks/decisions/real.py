@@ -21,7 +21,7 @@ from libsvm_tasks.load import real_lines
 MOVIELENS = tuple(f"movielens-100k.u.{part}" for part in ("data", "item", "user", "genre"))
 PROMPTS = ("prompts.jsonl",)
 OFFERED = 8  # films in a list
-DOLLAR = 10.0  # what a dollar costs, in judged quality
+DOLLAR = 10.0  # cost of a dollar, in judged quality
 
 
 class Movies(NamedTuple):

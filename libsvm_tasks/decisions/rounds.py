@@ -59,7 +59,7 @@ class DecisionStream:
     """
 
     rounds: Callable[[Rng], Iterator[DecisionRound]]
-    text: str  # what it is
+    text: str  # one-line description
     delay: int = 0  # rounds until a reward arrives
     zero_delay: int | None = None  # of rewards of 0, where it differs
     missing: float = 0.0  # share of the rewards that never arrive

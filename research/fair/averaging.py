@@ -32,7 +32,7 @@ class Averaged(NamedTuple):
     """What clients hold after the last round."""
 
     shared: Array  # the newest average that has come back, (d + 1,)
-    fedavg: Array  # that, and each client's own steps since, (P, d + 1)
+    fedavg: Array  # the average, and each client's own steps since, (P, d + 1)
     personal: Array  # Ditto's or APFL's own models, (P, d + 1); zero without
 
 
@@ -93,7 +93,7 @@ def _descend(weights: Array, squares: Array, taken: Array, x: Array, slope: floa
 def _descend_near(
     weights: Array, squares: Array, centre: Array, pull: float, x: Array, slope: float, rate: float
 ) -> None:
-    """Take a step of AdaGrad on the loss and pull/2 ‖w − centre‖²."""
+    """Take a step of AdaGrad on the loss and pull/2 ‖w − ``centre``‖²."""
     for j in range(x.size):
         gradient = slope * x[j] + pull * (weights[j] - centre[j])
         squares[j] += gradient * gradient

@@ -26,7 +26,7 @@ def band(x: Array, runs: Array) -> Series:
 
 
 def draw(axes: Any, series: Mapping[str, Series], xlabel: str, ylabel: str, **style: Any) -> None:
-    """Draw lines in one colour map, without markers where there are many points."""
+    """Draw lines in one color map, without markers where there are many points."""
     colours = plt.get_cmap("viridis")(np.linspace(0, 0.85, len(series)))
     many = max(len(line.x) for line in series.values()) > 20
     styles = {name: {"color": colour, **style} for name, colour in zip(series, colours, strict=True)}

@@ -112,7 +112,7 @@ def _curves(run: Run, name: str, symbol: str, settings: Mapping[int, tuple[int, 
 
 
 def _rises(symbol: str, curves: Mapping[int, Array]) -> tuple[str, Any]:
-    """Return what became of the claim that the final regret rises from each setting to the next, seed by seed."""
+    """Return the verdict on the claim that the final regret rises from each setting to the next, seed by seed."""
     last = {value: curve[:, -1] for value, curve in curves.items()}
     steps = [mean_error(higher - lower) for lower, higher in pairwise(last.values())]
     listed = "; ".join(f"{symbol} = {value}: {text(final)}" for value, final in last.items())

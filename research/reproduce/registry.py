@@ -38,7 +38,7 @@ SHOWN = ["figure", "source", "claim", "measured", "verdict"]
 
 
 def reproduce(names: Sequence[str], run: Run, started: Callable[[Figure], None] | None = None) -> list[Claim]:
-    """Make the named figures in ``run.out``; one that is there already, made the same way, is not made again."""
+    """Make the named figures in ``run.out``; an existing one, made the same way, is not made again."""
     for name in names:
         if name not in FIGURES:
             raise ValueError(f"figure must be one of {', '.join(FIGURES)}, got {name!r}")

@@ -61,7 +61,7 @@ RETRY_SECONDS = 0.1
 class KeyFile:
     """The file of keys beside the store at ``store``."""
 
-    is_remote = False  # whether reading may take long; then it is done on a thread
+    is_remote = False  # True: reading may take long, and runs on a thread
 
     def __init__(self, store: str | os.PathLike[str]) -> None:
         resolved = Path(store).resolve()

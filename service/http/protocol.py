@@ -24,7 +24,7 @@ from service.http.replies import NO_FRAMES, NO_SNIFFING, Headers, Reply, Send, r
 from service.http.request import Limits
 
 HEAD_BYTES = 65_536
-SLICE_BYTES = 4_096  # that are parsed at once: they hold 227 of the shortest requests
+SLICE_BYTES = 4_096  # parsed at once: 227 of the shortest requests
 SLICE_LINES = 450  # the same in lines, of which each request has two: a large body without any is not cut
 MOST_PIPELINED = 16  # requests of a connection that wait for their turn; no more are parsed
 RESET = struct.pack("ii", 1, 0)  # for SO_LINGER: the system also drops data that the client has not read

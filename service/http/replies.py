@@ -37,7 +37,7 @@ log = logging.getLogger("fedres.service")
 class ErrorDetail(msgspec.Struct):
     code: str  # for programs
     message: str  # for people: the argument, the rule and the value
-    target: str | None  # what it is about: an argument, a header, a path
+    target: str | None  # the wrong argument, header or path
 
 
 class Error(msgspec.Struct):

@@ -66,7 +66,7 @@ class Route:
     body: type | str | None = None  # its type, or a media type
     body_type: str | None = None  # the media type of bodies, None for any
     or_lines: bool = False  # the body may be JSON lines, too
-    limit: str = "body_bytes"  # which of the limits bounds its body
+    limit: str = "body_bytes"  # name of the limit of its body
     decoded: bool = False  # the handler receives the body as its type
     reply: type | str | None = None
     status: int = 200

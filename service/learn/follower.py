@@ -36,7 +36,7 @@ from service.models.personal import PersonalModels
 from service.models.table import model_kind
 
 BATCH = 2_000  # records that are read together
-ROOM_BYTES = 1 << 24  # that must be free for models before records are learned from
+ROOM_BYTES = 1 << 24  # free memory for models required before learning
 MACHINE = (StoreUnavailable, DamagedSnapshot, sqlite3.Error, OSError, MemoryError)  # errors that are of no single loop
 
 GONE = "gone"  # stands for the kind of a record that no longer exists
@@ -94,7 +94,7 @@ class Follower:
         self.beat: Callable[[], None] = lambda: None  # a sign of life, also during long work
         self.lag = 0.0  # seconds from the last record learned to the end of its log, of the loop furthest behind
         self._only = only
-        self._shrunk: str | None = None  # which log has become shorter
+        self._shrunk: str | None = None  # name of the log that has become shorter
         self._removed: dict[str, tuple[int, int]] = {}  # records that went, and where the last pruning began
 
     @contextlib.contextmanager
@@ -305,7 +305,7 @@ class Follower:
             elif is_in_the_way(self.log, trouble):
                 return []
             elif isinstance(trouble, UnlearnableRecord) or trouble.position <= position or name not in self.loops:
-                self.relearn(name)  # what was dropped was taken in part, or is among those that are joined again
+                self.relearn(name)  # the dropped record was used in part, or is joined again
             del self.halted[name]
             position = self.positions.get(name, 0)
         try:

@@ -54,7 +54,7 @@ class Decided(msgspec.Struct, frozen=True, gc=False):
     features: HashedExample
     settings: int  # position of the settings it was made under
     baseline_weight: float
-    control: bool = False  # whether the control group's baseline decided
+    control: bool = False  # True: the baseline of the control group decided
 
 
 class EarlyEvent(msgspec.Struct, gc=False):
@@ -468,7 +468,7 @@ class DelayedExamples:
         if example is None:
             return False
         example.reward = reward
-        example.n_bytes += feature_bytes(example.decided)  # which the join has no more
+        example.n_bytes += feature_bytes(example.decided)  # features that the join no longer holds
         self.n_bytes += feature_bytes(example.decided)
         return True
 

@@ -72,7 +72,7 @@ class Learner(Follower):
                 self.open_loop(name, saved.get(name))
         try:
             self._catch_up()
-        except StoreUnavailable as error:  # what was learned so far is worth showing
+        except StoreUnavailable as error:  # publish the events learned so far
             self._note(error)
         self.publish()
         self.publisher.show()
@@ -139,7 +139,7 @@ class Learner(Follower):
         """Return how long to wait before the next ``step``."""
         return min([IDLE_SECONDS, *(state.metadata.settings.update_interval for state in self.loops.values())])
 
-    # what others see
+    # published state
 
     def publish(self, *, urgent: bool = True) -> None:
         """Publish the loops that have changed."""

@@ -30,7 +30,7 @@ class Prunings:
         self._after: dict[str, tuple[int, int | None]] = {}  # by loop: the pruning and its progress, None if done
         self._looked: dict[str, int] = {}  # when old events were last looked for
         self._retry: dict[str, float] = {}  # when to check again whether this machine is a loop's holder
-        self.busy = False  # whether this machine deletes records
+        self.busy = False  # True: this machine deletes records
 
     def step(self, follower: Follower) -> None:
         self.busy = False

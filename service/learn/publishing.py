@@ -11,7 +11,7 @@ from service.models.loop_metadata import LoopView
 from service.models.published import Publisher
 
 SHARE = 0.05  # of the time that publishing a loop takes
-MOST_SECONDS = 0.5  # that this makes models wait
+MOST_SECONDS = 0.5  # longest delay of a publication
 
 
 def publish_loop(publisher: Publisher, state: LoopState, cleaned: Collection[str], all_waiting_bytes: int) -> None:

@@ -43,7 +43,7 @@ ERASE_SECONDS = 300.0  # for each statement of an erasure
 
 NAMES = 'loop, position, time, kind, event, "user", checksum, example'
 BODIES = "coalesce(convert_to(body, 'UTF8'), raw)"
-OTHER_BODIES = f"CASE WHEN example IS NULL THEN {BODIES} END"  # those that no example stands for
+OTHER_BODIES = f"CASE WHEN example IS NULL THEN {BODIES} END"  # bodies without an example
 APPEND = f"SELECT * FROM fedres.append({', '.join(['%b'] * 16)})"
 LOCK = f"""SELECT locked.*, {NOW} FROM (
     SELECT loop, last, time, epoch FROM fedres.head WHERE loop = ANY (%b) ORDER BY loop FOR UPDATE) AS locked"""
@@ -352,7 +352,7 @@ class PostgresLog:
     def _forget(self) -> None:
         """Drop all cached state that another session may have changed."""
         self._heads: dict[str, LockedHead] = {}
-        self._alone = False  # whether nobody else appended between our last two batches
+        self._alone = False  # True: no other machine appended between our last two batches
         self._held: dict[str, int] = {}
         self._hold_at: dict[str, float] = {}
 

@@ -35,7 +35,7 @@ PARAMETERS = {
     "target_session_attrs": "read-write",  # the primary: a replica may lag
 }
 SETTINGS = {
-    "synchronous_commit": "on",  # whatever the server's default is
+    "synchronous_commit": "on",  # independent of the server's default
     "lock_timeout": "3s",
     "idle_session_timeout": "0",  # advisory locks live as long as the session
     "idle_in_transaction_session_timeout": "2s",  # a paused or unreachable writer must not hold up the others

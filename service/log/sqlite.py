@@ -50,7 +50,7 @@ ROWS_PER_STATEMENT = FOUND_TOGETHER = 100
 NO_RECORDS = Head(0, 0, 0)
 NAMES = "loop, position, time, kind, event, user, checksum, example"
 BODIES = "CAST(body AS BLOB)"
-OTHER_BODIES = f"CASE WHEN example IS NULL THEN {BODIES} END"  # those that no example stands for
+OTHER_BODIES = f"CASE WHEN example IS NULL THEN {BODIES} END"  # bodies without an example
 SET_HEAD = "REPLACE INTO head (loop, last, time, removed) VALUES (?, ?, ?, ?)"
 FIRST_OF = "SELECT position FROM log WHERE loop = ? AND event = ? AND kind = ?"
 # Rows are stored in the order of their positions, and the index on users ends with the row.
@@ -94,7 +94,7 @@ PRUNE_BASES = f"""DELETE FROM log WHERE rowid IN (
             AND newer.kind = '{BASE}' AND newer.position > old.position AND newer.position < ?4) END)"""
 PRUNED_AT_ONCE = 500  # records that one call of ``prune`` looks at
 BASES_AT_ONCE = 50  # base records; for each it looks at all records of a user
-PAGES_AT_ONCE = 100  # that one call moves to the front of the file
+PAGES_AT_ONCE = 100  # pages that one call moves to the front of the file
 CODES = {
     sqlite3.SQLITE_BUSY: "busy",
     sqlite3.SQLITE_LOCKED: "busy",

@@ -25,7 +25,7 @@ class WalDamage(NamedTuple):
     """A frame that does not match its checksum, with commits in or behind it."""
 
     frame: int  # from 1
-    n_commits: int  # that are lost
+    n_commits: int  # number of lost commits
     certain: bool  # False where it may be a commit that a power cut interrupted, which was never acknowledged
 
     def __str__(self) -> str:

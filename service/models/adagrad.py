@@ -175,7 +175,7 @@ class AdagradShared:
         return self._learn_residual(entry, metadata)
 
     def _learn_residual(self, entry: Entry, metadata: LoopMetadata) -> bool:
-        """Learn the residual of the label after the device's own part; return False if the defences refuse it."""
+        """Learn the residual of the label after the device's own part; return False if the defenses refuse it."""
         assert entry.example is not None
         residual, settings, model = read_residual(entry.example), metadata.settings, self.model
         keys, values = expanded_example(residual.features, settings.crosses)
@@ -240,7 +240,7 @@ class DenseShared(AdagradShared):
         self._changed[:] = 1
 
     def learn_upload(self, entry: Entry, metadata: LoopMetadata) -> bool:
-        """Learn from a residual, a gradient or a delta; return False if the defences refuse it."""
+        """Learn from a residual, a gradient or a delta; return False if the defenses refuse it."""
         self._changed[:] = 1
         if entry.kind == RESIDUAL:
             return self._learn_residual(entry, metadata)

@@ -19,7 +19,7 @@ from service.models.loop_metadata import CatalogueAction
 from service.models.memory import Key, MemoryReader, MemoryWriter, TornRead, key_of
 
 PIECE_BYTES = 1 << 16  # of actions in a piece, unless one action has more
-SPARE_BYTES = 1 << 20  # that replaced actions may take beside half of all
+SPARE_BYTES = 1 << 20  # allowance for replaced actions, beside half of all
 MOST_PIECES = 1_000  # beside those that are full: a new reader reads all of them
 MOVED = 4  # bytes that are moved, at most, for each byte that is published
 

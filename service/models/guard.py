@@ -55,12 +55,12 @@ class WindowSummary(msgspec.Struct, frozen=True, array_like=True):
 
     clients: int = 0
     uploads: float = 0.0  # of the mean client
-    norm: float = 0.0  # that three in four clients keep
+    norm: float = 0.0  # norm that three in four clients stay below
     pull: float = 0.0  # of the mean client, the most demanding quarter left out
 
 
 class Guard(msgspec.Struct):
-    """The state of a loop's defences: at most ``MOST_CLIENTS`` clients, however many upload."""
+    """The state of a loop's defenses: at most ``MOST_CLIENTS`` clients, however many upload."""
 
     sent: dict[str, ClientWindow] = {}
     seen: int = 0  # uploads in this window

@@ -26,10 +26,10 @@ class LoopStatistics(msgspec.Struct):
     apprentice: int = 0  # decisions made as an apprentice
     agreed: int = 0  # where the policy would have taken the same
     uploads: int = 0  # residuals and updates of devices that were learned from
-    passed_over: int = 0  # those that were not
+    passed_over: int = 0  # uploads that were not learned
     control_settled: int = 0  # events of control groups, which are in none of the sums above but ``ranks``
     control_reward: float = 0.0
-    control_learned: int = 0  # those of them that were learned from
+    control_learned: int = 0  # events of the control group that were learned
     late_rewards: int = 0  # rewards that came after their event's wait time
     low: int = 0  # settled events that earned no more than the default reward
     unmatched_rewards: int = 0  # rewards without an event, or too many for one event
@@ -140,7 +140,7 @@ class LoopView(msgspec.Struct, array_like=True):
     n_assumed: int = 0  # pending events that were learned as if they had failed
     events_since: int = 0  # older events were removed from the log; microseconds since 1970
     n_early_rewards: int = 0  # of the events that are not decided yet
-    n_settings: int = 1  # that events may wait under
+    n_settings: int = 1  # settings with which events may wait
     waiting_bytes: int = 0  # of memory that pending events take, about
     all_waiting_bytes: int = 0  # of all loops, when this one was published
 
@@ -178,7 +178,7 @@ class LoopView(msgspec.Struct, array_like=True):
 class LearnerView(msgspec.Struct, array_like=True):
     """The state of the learner."""
 
-    trouble: str | None = None  # that concerns all loops
+    trouble: str | None = None  # a problem of all loops
     standing_still: str | None = None  # the halted loops, and why; the others continue
     rebuilt: int = 0  # how often the snapshot was thrown away
     published_bytes: int = 0

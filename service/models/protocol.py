@@ -76,7 +76,7 @@ class LearnerModel(Protocol):
         """Learn from events that were decided under the same ``settings``, in this order."""
 
     def learn_upload(self, entry: Entry, metadata: LoopMetadata) -> bool:
-        """Learn from a device's upload; return False if the defences refuse it."""
+        """Learn from a device's upload; return False if the defenses refuse it."""
 
     def is_finite(self) -> bool: ...
 

@@ -190,7 +190,7 @@ class KalmanShared:
                 metadata.guard.count(event.user, length, error)
 
     def learn_upload(self, entry: Entry, metadata: LoopMetadata) -> bool:
-        """Learn the residual of a device's own part; return False if the defences refuse it.
+        """Learn the residual of a device's own part; return False if the defenses refuse it.
 
         An example with long inputs, or beyond its client's budget, is learned with more noise than the device reports.
         """

@@ -62,7 +62,7 @@ class PreparedRequest(Struct, frozen=True, gc=False):
     request: RankRequest
     event_id: str
     rows: list[Hashed]  # the context, then each action
-    allowed: list[bool]  # which actions are not excluded; nothing where all are allowed
+    allowed: list[bool]  # per action: not excluded; empty if all are allowed
     draw: float  # the event's uniform number
     key: tuple[int, int]  # of the user's model in shared memory
 

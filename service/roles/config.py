@@ -28,7 +28,7 @@ class Config:
     host: str = "127.0.0.1"
     port: int = 8000
     rankers: int = 1
-    loops: tuple[str, ...] | None = None  # that this machine follows; None is all
+    loops: tuple[str, ...] | None = None  # loops that this machine follows; None: all
     tls: Tls | None = None
     root_path: str = ""  # the path below which a proxy serves the service
     allowed_hosts: tuple[str, ...] = ()  # other host names of the service

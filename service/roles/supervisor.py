@@ -38,8 +38,8 @@ from service.roles.starting import compiling, new_progress, serve_starting
 BACK_OFF = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 60.0, 120.0)  # seconds before a restart, by short lives before
 KILLED_BACK_OFF = 1.0  # at most, if a signal ended the process: the next start may succeed
 SHORT = 5.0  # seconds that a process must live for its restarts to be forgotten
-DRAIN_SECONDS = 30.0  # that a process may take to end
-KILL_SECONDS = 5.0  # that one may take to go after SIGKILL
+DRAIN_SECONDS = 30.0  # limit for a process to end
+KILL_SECONDS = 5.0  # limit for a process to end after SIGKILL
 PRIVATE = 0o077  # umask: what the service stores is for its user alone
 SILENCE = {"ranker": 60.0, "learner": 300.0, "log": 300.0}  # seconds without a sign of life, by role: then it hangs
 PAUSED_SECONDS = 10.0  # between two checks: the supervisor itself was stopped

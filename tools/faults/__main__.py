@@ -1,6 +1,6 @@
 """``python tools/faults --kills 300 --pauses 50``: kill and pause the service's processes under load.
 
-Prints what became of it. The exit status is 1 if anything acknowledged was lost, changed or counted twice, if models
+Prints the result. The exit status is 1 if anything acknowledged was lost, changed or counted twice, if models
 differ from those of the log, or if clients saw failures that they should not.
 """
 

@@ -106,7 +106,7 @@ class Campaign:
         """Wait until all that the fault concerned is answered; note what breaks the rules."""
         whereabouts = self._service.whereabouts
         await whereabouts.all_answered()
-        whereabouts.close_idle()  # those to a killed process would fail when they are used again
+        whereabouts.close_idle()  # connections to a killed process would fail
         for (phase, kind, status), n in sorted(whereabouts.failures.items(), key=str):
             self.failures[phase, kind, status] += n
             if not is_allowed(phase, kind, status):

@@ -1,6 +1,6 @@
 """Runs the long campaign: ``python tools/hardening``. Stop it at any time; the same command goes on.
 
-One line for each part says what came of it. A failing seed is named, and plays the same way again.
+One line for each part has the result. A failing seed is named, and plays the same way again.
 """
 
 import argparse

@@ -17,7 +17,7 @@ class Part(NamedTuple):
     goal: int
     unit: int
     run: Callable[[int, int], tuple[list[str], dict[str, float]]]
-    missing: Callable[[], str | None] = lambda: None  # what it cannot run without
+    missing: Callable[[], str | None] = lambda: None  # returns the missing requirement
 
 
 class State:
@@ -56,7 +56,7 @@ def go_on(part, state, goal, say, tell=lambda done: None):
 
 
 def verdict(part, result):
-    """Return the line that says what came of a part."""
+    """Return the line that has the result of a part."""
     figures = "".join(f", {name} {value:,.10g}" for name, value in result["figures"].items())
     word = "ok" if not result["n_failures"] else f"{result['n_failures']} FAILURES"
     return f"{part.name}: {result['done']:,} {part.what}{figures}: {word}"

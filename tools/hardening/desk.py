@@ -1,4 +1,4 @@
-"""Callers of a ranker whose log writer is behind a real socket, and whether what they were told is true afterwards."""
+"""Callers of a ranker whose log writer is behind a real socket, and whether their replies are true afterwards."""
 
 import asyncio
 import contextlib
@@ -79,7 +79,7 @@ class Desk:
 @contextlib.asynccontextmanager
 async def open_desk(folder):
     """Lend a desk on the store in a folder."""
-    engine = Engine(folder, memory=folder)  # which whoever lent it removes, also if this process ends
+    engine = Engine(folder, memory=folder)  # its owner removes it, also if this process ends
     engine.learner.step()
     with running_writer(folder, open_log=lambda: SqliteLog(sqlite_file(folder / "store.db"))) as writer:
         client = engine.context.log = WriterClient(writer.path)
@@ -94,7 +94,7 @@ async def open_desk(folder):
 
 @functools.cache
 def warm_up():
-    """Import and compile what is needed, however long that takes: afterwards whoever waits for long, waits for ever."""
+    """Import and compile what is needed, however long that takes: a longer wait afterwards never ends."""
 
     async def decide(folder):
         async with open_desk(folder) as desk:
@@ -106,7 +106,7 @@ def warm_up():
 
 
 def untrue(folder, acknowledged):
-    """Return what callers were told that is not in the log, and what is in it that nobody sent."""
+    """Return what callers got as replies that is not in the log, and what is in it that nobody sent."""
     problems = []
     with SqliteLog(sqlite_file(folder / "store.db"), verify=True) as log:
         entries = log.read("default", 0, 10_000)

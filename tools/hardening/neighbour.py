@@ -1,4 +1,4 @@
-"""A noisy neighbour: one loop at its limits, while decisions for another loop are timed on a schedule."""
+"""A noisy neighbor: one loop at its limits, while decisions for another loop are timed on a schedule."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ NOISY = "/v1/loops/noisy"
 CONNECTIONS = 4  # of the noisy client
 SECONDS, PER_SECOND = 6.0, 100  # of the other one: decisions, latencies from the time each was due
 SETTLE_SECONDS = 2.0
-MOST = 20.0  # times the p99 without a neighbour: a decision waits for a few of the largest requests, of up to 28 ms
+MOST = 20.0  # times the p99 without a neighbor: a decision waits for a few of the largest requests, of up to 28 ms
 
 _spawn = multiprocessing.get_context("spawn")
 
@@ -91,7 +91,7 @@ async def teach(url):
 
 
 def latencies(n_rounds):
-    """Return the p99 of each round without a neighbour, and beside each noise: they take turns."""
+    """Return the p99 of each round without a neighbor, and beside each noise: they take turns."""
     alone, beside = [], {name: [] for name in noises()}
     with tempfile.TemporaryDirectory() as folder, service(Path(folder) / "service", n_keys=0) as running:
         url = f"http://127.0.0.1:{running.port}"

@@ -29,7 +29,7 @@ class AsyncClient(BaseClient):
     """
 
     _http: httpx.AsyncClient | None = None
-    _event_loop: asyncio.AbstractEventLoop | None = None  # that the connections belong to
+    _event_loop: asyncio.AbstractEventLoop | None = None  # owner of the connections
     _closed = False
 
     async def __aenter__(self) -> Self:

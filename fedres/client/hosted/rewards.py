@@ -29,7 +29,7 @@ log = logging.getLogger("fedres.client")
 TRY_SECONDS = 10.0
 CLOSE_SECONDS = 5.0  # for which closing sends the rest
 HELD_SECONDS = 30.0  # between tries for a loop that accepts no rewards from this client
-JOIN_SECONDS = 1.0  # that closing then waits for a pending try
+JOIN_SECONDS = 1.0  # further limit for a pending try when closing
 
 Ask = Callable[[Request], Answer | Failure]
 
@@ -89,7 +89,7 @@ class Rewards:
         self._under_way = 0
         self._sent = self._refused = self._dropped = 0
         self._woken = threading.Event()
-        self._ended = False  # whether the thread is
+        self._ended = False  # True: the thread has ended
         self._thread: threading.Thread | None = None
         self._spool = None
 

@@ -23,7 +23,7 @@ from service.plugins.personalizer.durations import microseconds, read_time, show
 from service.plugins.personalizer.messages import PolicyContract
 
 BIN = 5 * 60 * 1_000_000  # microseconds
-EXPERIMENTS = (0.0, 0.05, 0.1)  # shares of exploration that an optimisation tries
+EXPERIMENTS = (0.0, 0.05, 0.1)  # shares of exploration that an optimization tries
 MOST_EVENTS = 100_000  # whose features are looked at, the newest
 
 

@@ -102,7 +102,7 @@ def evaluated(
 
 
 class Job(msgspec.Struct, kw_only=True):
-    """A job and what came of it."""
+    """A job and the result."""
 
     kind: str  # evaluation, importance
     id: str
