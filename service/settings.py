@@ -63,6 +63,7 @@ class Control(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     experiment: str = "experiment 1"  # its name, which also decides who is in the group
     learn: bool | None = None  # whether models learn from the group; None: unless the baseline is first
     hold: str | None = None  # why the baseline decides for everybody, or None; set by an admin or a guardrail
+    by_loop: bool = False  # whether the group is drawn for this loop alone; set by the service
 
     def __post_init__(self) -> None:
         if not 0 <= self.share <= 0.95:
@@ -78,13 +79,19 @@ class Control(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def learns(self) -> bool:
         return self.baseline != "first" and self.learn is not False
 
-    def has(self, name: str) -> bool:
-        """Return whether a user, or an event without one, is in the group; the result never changes."""
-        return self.share > 0 and event_draw(f"{self.experiment}\0{name}") < self.share
+    def has(self, loop: str, name: str) -> bool:
+        """Return whether a user of a loop, or an event without one, is in the group; the result never changes."""
+        drawn_by = f"{loop}\0{self.experiment}\0{name}" if self.by_loop else f"{self.experiment}\0{name}"
+        return self.share > 0 and event_draw(drawn_by) < self.share
 
-    def decides_for(self, name: str) -> bool:
-        """Return whether the baseline decides for a user, or for an event without one."""
-        return bool(self.hold) or self.has(name)
+    def decides_for(self, loop: str, name: str) -> bool:
+        """Return whether the baseline decides for a user of a loop, or for an event without one."""
+        return bool(self.hold) or self.has(loop, name)
+
+    def after(self, before: Control) -> Control:
+        """Return this control group with the draws of the one before while its experiment goes on, else of its loop."""
+        goes_on = before.share > 0 and before.experiment == self.experiment
+        return msgspec.structs.replace(self, by_loop=before.by_loop if goes_on else self.share > 0)
 
 
 class Defences(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

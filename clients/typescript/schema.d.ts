@@ -29,6 +29,7 @@ export interface Control {
   experiment?: string;
   learn?: boolean | null;
   hold?: string | null;
+  by_loop?: boolean;
 }
 
 /** The result of each request of a batch, in its order. */

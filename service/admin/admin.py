@@ -36,7 +36,7 @@ from service.rank.explaining import personal_model
 from service.rank.quotas import exceeded
 from service.rank.ranker import ERASE_SECONDS, RankerContext
 from service.rank.requests import Action, check_id
-from service.settings import DEFAULT_LOOP, DEFAULT_MODEL, FIXED, Settings, read_settings
+from service.settings import DEFAULT_LOOP, DEFAULT_MODEL, FIXED, Control, Settings, read_settings
 from service.times import iso_time
 
 MERGED = ("control", "defences")  # settings with fields, of which a change keeps those that it does not name
@@ -69,10 +69,10 @@ class Admin:
         if not name.replace("-", "").replace("_", "").replace(".", "").isalnum() or not name.isascii():
             raise invalid(f"loop must be letters, digits, '-', '_' and '.', got {name!r}", "loop")
         self._context.check_follows(name)
-        new_settings = read_settings(settings or {})
+        new_settings = _with_draws(read_settings(settings or {}), Control())
         body = encode(new_settings)
         if name in self.loops():
-            return await self._made_before(name, body)
+            return await self._made_before(name, new_settings)
         self._check_room(new_settings)
         if new_settings.model != DEFAULT_MODEL:
             await self._context.until_compiled()
@@ -81,12 +81,13 @@ class Admin:
         try:
             return await self._context.append_now(Record(name, LOOP, event, body=body))
         except Duplicate:
-            return await self._made_before(name, body)
+            return await self._made_before(name, new_settings)
 
-    async def _made_before(self, name: str, body: bytes) -> int:
+    async def _made_before(self, name: str, settings: Settings) -> int:
         """Return the version of an existing loop created with the same settings, as a repeated call should."""
         created = await self._context.look_up(lambda log: log.of_kind(name, LOOP)[-1])
-        if created.body != body:
+        made = read_settings_body(created.body)
+        if made != _with_draws(settings, made.control):
             message = f"loop {name!r} exists with other settings; change them with PATCH /v1/loops/{name}/settings"
             raise ApiError(409, "loop_exists", message, "loop")
         await self._context.until(lambda: name in self.loops())
@@ -184,7 +185,8 @@ class Admin:
         if view.n_settings >= quotas.settings:
             what = "settings that events wait under; change them when these have their rewards"
             raise exceeded("settings", quotas.settings, what, view.name)
-        new_settings, current = read_settings(fields), view.settings
+        current = view.settings
+        new_settings = _with_draws(read_settings(fields), current.control)
         for name in FIXED:
             if getattr(new_settings, name) != getattr(current, name):
                 message = f"{name} is fixed when the loop is created, got {getattr(new_settings, name)!r}"
@@ -331,6 +333,11 @@ class Admin:
             )
             for reward in rewards
         ]
+
+
+def _with_draws(settings: Settings, before: Control) -> Settings:
+    """Return settings whose control group is drawn as the one before while its experiment goes on."""
+    return msgspec.structs.replace(settings, control=settings.control.after(before))
 
 
 def _merged(current: dict[str, Any], change: Any) -> Any:

@@ -291,7 +291,8 @@ def features_of(action: Action, catalogue: Mapping[str, CatalogueAction]) -> byt
 def in_arms(decisions: Sequence[Decision], loop: Loop) -> list[Decision]:
     """Return the decisions with their arm; in the control group, those of the baseline."""
     control = loop.view.settings.control
-    in_control = [control.decides_for(each.prepared.request.user or each.prepared.event_id) for each in decisions]
+    name = loop.view.name
+    in_control = [control.decides_for(name, each.prepared.request.user or each.prepared.event_id) for each in decisions]
     of_control = [each for each, is_in in zip(decisions, in_control, strict=True) if is_in]
     of_control = [*map(first_action if control.baseline == "first" else any_action, of_control)]
     arm, baseline = HELD if control.hold else CONTROL, iter(of_control)

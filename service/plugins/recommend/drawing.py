@@ -62,7 +62,7 @@ def draw_places(
     for event, u in zip(events, event_draws(events), strict=True):
         arm = TREATMENT if is_experiment else None
         agreed = None
-        if is_experiment and control.decides_for(user or event):
+        if is_experiment and control.decides_for(loop.view.name, user or event):
             arm = HELD if control.hold else CONTROL
         if arm in (CONTROL, HELD) and control.baseline == "first":
             row, probability = first_of(items, allowed), 1.0

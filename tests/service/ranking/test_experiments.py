@@ -9,6 +9,7 @@ import pytest
 from machine import Clock, running
 from playing import refused, request
 
+from fedres.draws import event_draw
 from service.plugins.reports.lift import sentence
 from service.settings import Control
 
@@ -22,13 +23,49 @@ async def ranked(engine, user, **fields):
 def test_a_group_is_the_share_it_should_be_and_another_experiment_has_another():
     first, second = Control(share=0.3), Control(share=0.3, experiment="experiment 2")
     users = [f"u{k}" for k in range(10_000)]
-    groups = [{user for user in users if one.has(user)} for one in (first, second)]
+    groups = [{user for user in users if one.has("shop", user)} for one in (first, second)]
     for group in groups:
         assert abs(len(group) / 10_000 - 0.3) < 4 * math.sqrt(0.21 / 10_000)
     assert abs(len(groups[0] & groups[1]) / 10_000 - 0.09) < 4 * math.sqrt(0.0819 / 10_000)
     wider = Control(share=0.5)
-    assert groups[0] <= {user for user in users if wider.has(user)}  # who was in the group stays in it
-    assert not any(Control().has(user) for user in users)
+    assert groups[0] <= {user for user in users if wider.has("shop", user)}  # who was in the group stays in it
+    assert not any(Control().has("shop", user) for user in users)
+
+
+def test_two_loops_draw_their_groups_independently_and_an_ongoing_experiment_keeps_its_own(tmp_path):
+    control = {"share": 0.2}
+    users = [f"u{k}" for k in range(300)]
+
+    def group(engine, loop):
+        settings = engine.settings(loop)[1]
+        return {user for user in users if settings.control.has(loop, user)}
+
+    async def story():
+        async with running(tmp_path, control=control) as engine:  # its record has no rule of draws
+            before = group(engine, "default")
+            assert before == {user for user in users if event_draw(f"experiment 1\0{user}") < 0.2}
+            for loop in ("a", "b"):
+                version = await engine.create_loop(loop, {"control": control})
+                assert await engine.create_loop(loop, {"control": control}) == version
+            groups = [group(engine, loop) for loop in ("default", "a", "b")]
+            for k in range(3):
+                both = groups[k] & groups[(k + 1) % 3]
+                assert 0 < len(both) < 30  # 12 expected, not 60
+            for user in users[:40]:
+                arm = (await engine.rank("a", request(user=user))).arm
+                assert arm == ("control" if user in groups[1] else "treatment")
+            await engine.patch_settings("default", {"control": {"hold": "looked bad"}})
+            await engine.patch_settings("default", {"epsilon": 0.2})
+            assert group(engine, "default") == before
+            await engine.patch_settings("default", {"control": {"share": 0.4}})
+            assert before < group(engine, "default")
+            await engine.patch_settings("default", {"control": {"share": 0.2, "experiment": "experiment 2"}})
+            drawn = {user for user in users if event_draw(f"default\0experiment 2\0{user}") < 0.2}
+            assert group(engine, "default") == drawn
+            await engine.patch_settings("a", {"control": {"by_loop": False}})  # which only the service sets
+            assert group(engine, "a") == groups[1]
+
+    asyncio.run(story())
 
 
 @pytest.mark.parametrize(

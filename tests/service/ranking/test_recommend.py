@@ -547,7 +547,9 @@ def test_a_loop_that_has_learned_nothing_shows_popular_items_but_for_its_floor_w
 ):
     """The rewards of a control group that is not learned from say which items are popular."""
     control = Control(share=0.5, baseline="uniform", learn=False)
-    controls, treated = ([f"u{k}" for k in range(100) if control.has(f"u{k}") is group] for group in (True, False))
+    controls, treated = (
+        [f"u{k}" for k in range(100) if control.has("default", f"u{k}") is group] for group in (True, False)
+    )
 
     async def tell(engine, recommend):
         first = await recommend(page_request(n=2, user=treated[0], event_id="first"))
