@@ -22,11 +22,16 @@ from service.log.files import replacing, with_companions
 from service.log.protocol import Head, Log
 from service.log.records import (
     ACTIONS,
+    BASE,
+    DELETED,
     ERASE,
     ERASED,
+    LOOP,
+    MODEL,
     RANK,
     RESIDUAL,
     REWARD,
+    SETTINGS,
     UPDATE,
     Entry,
     checksum,
@@ -41,6 +46,7 @@ from service.log.records import (
 from service.log.sqlite import INSERT, SET_HEAD
 from service.log.sqlite_schema import opened, sqlite_file
 from service.plugins.tools.maintenance import remove_derived
+from service.settings import Settings
 
 FORMATS = ("jsonl", "parquet")
 VERSION = 1
@@ -179,16 +185,19 @@ def _fill(
 ) -> None:
     db.execute("PRAGMA synchronous=OFF")  # the file is synced as a whole before it is renamed
     last = dict.fromkeys(header.loops, (0, 0))  # position and time
+    models = ModelChecks()
     for batch in _counted(str(source), entries, header.records, progress, "it is not complete"):
         db.execute("BEGIN")
         for entry in batch:
             _check_order(source, entry, header, last)
+            models.note(entry)
         rows = [(*entry[:6], checksum(entry), entry.example, readable(entry.body)) for entry in batch]
         try:
             db.executemany(INSERT, rows)
         except sqlite3.IntegrityError as error:
             raise ValueError(f"{source} has an event twice: {error}") from None
         db.execute("COMMIT")
+    models.refuse(source)
     db.execute("BEGIN")
     db.executemany(SET_HEAD, [(loop, *head) for loop, head in header.loops.items()])
     db.execute("COMMIT")
@@ -280,6 +289,52 @@ def _numbers(kind: str, example: bytes) -> list[float]:
 
 def _sum(values: bytes) -> float:
     return float(np.frombuffer(values, np.float32).sum(dtype=np.float64))
+
+
+class ModelChecks:
+    """Notes settings and models that a learner could not load; those that no learner reads again do not count."""
+
+    def __init__(self) -> None:
+        self._settings: dict[str, Settings] = {}
+        self._failures: dict[str, dict[int, tuple[str, str]]] = {}  # by loop and position: kind and message
+
+    def note(self, entry: Entry) -> None:
+        failures = self._failures.setdefault(entry.loop, {})
+        if entry.kind == DELETED:
+            failures.clear()
+        elif entry.kind == ERASED:
+            base = decode_erased(entry.body).base
+            for position in [at for at, (kind, _) in failures.items() if kind == MODEL and at <= base]:
+                del failures[position]
+        else:
+            try:
+                self._load(entry)
+            except (ValueError, KeyError, msgspec.MsgspecError) as error:
+                failures[entry.position] = entry.kind, str(error)
+
+    def _load(self, entry: Entry) -> None:
+        if entry.kind in (LOOP, SETTINGS):
+            self._settings[entry.loop] = msgspec.json.decode(entry.body, type=Settings)
+        elif entry.kind in (MODEL, BASE):
+            # Imported here as it takes a second, and most commands and logs do not need it.
+            from service.models.loop_metadata import Base, PersonalBase
+            from service.models.table import model_kind
+
+            settings = self._settings[entry.loop]
+            kind = model_kind(settings)
+            if entry.kind == MODEL:
+                kind.from_bytes(settings, entry.body)
+            elif entry.user is None:
+                kind.from_bytes(settings, msgspec.msgpack.decode(entry.body, type=Base).shared)
+            else:
+                personal = msgspec.msgpack.decode(entry.body, type=PersonalBase)
+                kind.personal_data(personal.changed, personal.model)
+
+    def refuse(self, source: Path) -> None:
+        for loop, failures in self._failures.items():
+            for position, (kind, message) in failures.items():
+                name = f"{source}: record {position} of loop {loop!r} ({kind})"
+                raise ValueError(f"{name} cannot be learned from: {message}")
 
 
 # Parquet

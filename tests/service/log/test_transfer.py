@@ -8,6 +8,7 @@ import sys
 import time
 from contextlib import closing
 
+import msgspec
 import pytest
 from stores import digests, records
 from typer.testing import CliRunner
@@ -15,11 +16,14 @@ from typer.testing import CliRunner
 from fedres.lease import Lease
 from service.cli import app
 from service.log.protocol import Head
-from service.log.records import Record, checksum
+from service.log.records import Entry, ErasedBody, Record, checksum, encode
 from service.log.sqlite import SqliteLog
 from service.log.sqlite_schema import sqlite_file
+from service.models.loop_metadata import Base, PersonalBase
+from service.models.table import model_kind
 from service.plugins.tools import transfer
 from service.plugins.tools.verifying import verify_sqlite
+from service.settings import Settings
 
 
 def fedres_log(command, store, *words):
@@ -231,6 +235,48 @@ UNLEARNABLE = {
     "a base": changed("erased", lambda entry: entry._replace(body=b'{"records":1,"base":999999,"token":"t"}')),
     "a catalogue": changed("actions", lambda entry: entry._replace(body=b'{"put":7}')),
 }
+
+
+def test_a_base_that_no_learner_could_load_is_refused(store, tmp_path):
+    file, other, default = tmp_path / "log.jsonl", tmp_path / "other.db", records(store)["default"]
+    assert fedres_log("export", store, file, "--loop", "default").exit_code == 0
+    lines, at = file.read_bytes().splitlines(), max(k for k, entry in enumerate(default) if entry.kind == "base")
+    base = msgspec.msgpack.decode(default[at].body, type=Base)
+    spoiled = default[at]._replace(body=msgspec.msgpack.encode(msgspec.structs.replace(base, shared=base.shared[:-1])))
+    lines[at + 1] = transfer._encode(transfer._as_json(spoiled))
+    file.write_bytes(b"\n".join(lines) + b"\n")
+    message = refusal(fedres_log("import", other, file))
+    assert f"record {spoiled.position} of loop 'default' (base) cannot be learned from: state must be" in message
+    assert not other.exists()
+
+
+def record(position, kind, body=b"{}", user=None):
+    return Entry("shop", position, position, kind, None, user, None, body)
+
+
+def test_models_that_a_learner_would_load_must_be_loadable(tmp_path):
+    settings = Settings()
+    state, junk = model_kind(settings).new(settings).to_bytes(), record(2, "model", b"junk")
+    made, deleted = record(1, "loop", encode(settings)), record(3, "deleted")
+    erased = record(4, "erased", encode(ErasedBody(0, 3, "token")))
+    for good in ([made, record(2, "model", state)], [made, junk, deleted], [made, junk, erased], [junk, deleted]):
+        checks = transfer.ModelChecks()
+        for entry in good:
+            checks.note(entry)
+        checks.refuse(tmp_path)
+    wrong_user = record(2, "base", msgspec.msgpack.encode(PersonalBase(1, b"junk")), "ann")
+    for bad in (
+        [made, junk],
+        [made, deleted, made, junk],
+        [made, erased, junk._replace(position=5)],
+        [junk],
+        [made, wrong_user],
+    ):
+        checks = transfer.ModelChecks()
+        for entry in bad:
+            checks.note(entry)
+        with pytest.raises(ValueError, match=r"of loop 'shop' .* cannot be learned from"):
+            checks.refuse(tmp_path)
 
 
 @pytest.mark.parametrize("alter", UNLEARNABLE.values(), ids=UNLEARNABLE)
