@@ -13,6 +13,7 @@ import pytest
 from serving import serving
 from waiting import LIMIT
 
+from service import health
 from service.http.hosts import check_exposure, is_loopback
 from service.http.keys import Keys
 from service.http.request import Limits
@@ -130,6 +131,18 @@ def test_it_speaks_tls_with_the_certificate_it_is_given(start, tls):
         context = ssl.create_default_context(cafile=tls.certificate)
         with httpx.Client(base_url=live.url, verify=context, trust_env=False) as client:
             assert client.post("/v1/rank", json=RANK).status_code == 200
+
+
+def test_the_health_check_finds_a_service_with_tls_by_its_run_folder(start, tls, tmp_path, capsys):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (tmp_path / "store.db-run").write_text(f"{folder}\n")
+    assert health.main([str(tmp_path)]) == 1  # it has no address yet
+    with start(tls=tls) as live:
+        (folder / "address").write_text(f"{live.url}\n")
+        assert health.main([str(tmp_path)]) == 0
+    assert health.main([str(tmp_path)]) == 1
+    assert f"{live.url}/healthz: " in capsys.readouterr().out
 
 
 def test_a_tls_handshake_that_is_never_finished_is_closed(start, tls):
