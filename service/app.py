@@ -28,6 +28,7 @@ from service.http.routes import Route
 from service.log.protocol import StoreUnavailable
 from service.plugins import Core, plugins
 from service.rank.ranker import Ranker, RankerContext
+from service.rank.rewards import Rewards
 
 DESCRIPTION = """\
 Ranks actions and learns from rewards: one shared model, and one of each user's own.
@@ -117,7 +118,7 @@ def _core(context: RankerContext, status: MachineStatus, limits: Limits, root_pa
 
 def _routes(core: Core) -> list[Route]:
     return [
-        *hot_routes(core.ranker, core.limits).all,
+        *hot_routes(core.ranker, Rewards(core.context), core.limits).all,
         *loop_routes(core.admin).all,
         *service_routes(core.admin, core.status).all,
         *(route for plugin in plugins() for route in plugin.routes(core)),

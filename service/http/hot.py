@@ -10,13 +10,16 @@ from msgspec import Meta, Struct
 from service.errors import ApiError
 from service.hints import about
 from service.http.replies import JSON_HEADERS, NO_CONTENT, Reply, json_reply, shaped
-from service.http.request import Limits
-from service.http.routes import RANK, Call, Routes
+from service.http.request import Limits, decode, lines_of
+from service.http.routes import LINES, RANK, Call, Routes
 from service.rank.ranker import Ranker
 from service.rank.requests import Id, RankRequest, RankResult
+from service.rank.rewards import EventReward, Rewards
 from service.rank.slots import SlotsRequest, SlotsResult
 
 _EITHER = {"anyOf": [{"$ref": f"#/components/schemas/{kind}"} for kind in ("RankResult", "Error")]}
+_STORED: dict[str, Any] = {"type": "object", "properties": {"event_id": {"type": "string"}}, "required": ["event_id"]}
+_REWARD_OR_ERROR = {"anyOf": [_STORED, {"$ref": "#/components/schemas/Error"}]}
 
 
 class Batch(Struct, forbid_unknown_fields=True):
@@ -48,10 +51,26 @@ class Reward(Struct, forbid_unknown_fields=True):
     outcomes: Annotated[dict[str, float] | None, about("Named outcomes, if the loop has a formula over them.")] = None
 
 
+class RewardBatch(Struct, forbid_unknown_fields=True):
+    """Many rewards at once, each stored or refused separately."""
+
+    #: Rewards of events of one loop; those of one event count in their order.
+    rewards: Annotated[list[EventReward], Meta(min_length=1)]
+
+
+class RewardResults(Struct):
+    """The result of each reward of a call, in its order; all that are stored are durable."""
+
+    #: The id of the event, or an error, for each reward, in order.
+    results: list[Annotated[Any, Meta(extra_json_schema=_REWARD_OR_ERROR)]]
+
+
 _encode = msgspec.json.Encoder().encode
+_all_rewards = msgspec.json.Decoder(RewardBatch)
+_one_reward = msgspec.json.Decoder(EventReward)
 
 
-def hot_routes(ranker: Ranker, limits: Limits) -> Routes:
+def hot_routes(ranker: Ranker, rewards: Rewards, limits: Limits) -> Routes:
     """Return the routes of decisions and rewards."""
     routes = Routes()
 
@@ -101,12 +120,37 @@ def hot_routes(ranker: Ranker, limits: Limits) -> Routes:
         await ranker.reward(call.loop, call.parameters["event_id"], sent.value, sent.id, sent.outcomes)
         return NO_CONTENT
 
+    @routes.of_loop(
+        "POST",
+        "/events/rewards",
+        RANK,
+        "Send the rewards of many events.",
+        body=RewardBatch,
+        reply=RewardResults,
+        or_lines=True,
+        hot=True,
+    )
+    async def reward_many(call: Call) -> Reply:
+        sent = _rewards_in(call)
+        at_most("rewards", "too_many_rewards", len(sent), limits.rewards)
+        results = await rewards.store(call.loop, sent)
+        shown = [shaped(result) if isinstance(result, ApiError) else result for result in results]
+        return json_reply(_encode(RewardResults(shown)))
+
     @routes.hot("POST", "/events/{event_id}/activate", RANK, "Start the wait time of a deferred event.", status=204)
     async def activate(call: Call) -> Reply:
         await ranker.activate(call.loop, call.parameters["event_id"])
         return NO_CONTENT
 
     return routes
+
+
+def _rewards_in(call: Call) -> list[EventReward]:
+    """Return the rewards of a body: an object with all of them, or a line of JSON for each."""
+    media_type = dict(call.scope["headers"]).get(b"content-type", b"")
+    if media_type.lower().startswith(LINES.encode()):
+        return lines_of(call.body, _one_reward)
+    return decode(_all_rewards, call.body).rewards
 
 
 def _check(request: RankRequest, limits: Limits, call: Call) -> None:

@@ -28,7 +28,7 @@ TAGS = {
 _PATTERNS = (  # the first that matches a path counts
     ("azure", r"/personalizer(/|$)"),
     ("devices", r"/federated/|/devices$"),
-    ("decide", r"/(rank|recommend|feedback|popular|similar)(/|$)|/(reward|activate)$"),
+    ("decide", r"/(rank|recommend|feedback|popular|similar)(/|$)|/(reward|rewards|activate)$"),
     ("evaluate", r"/(lift|report|what-if|personal|evaluations|events|unmatched|decisions)(/|$)"),
     ("operate", r"^/(v1/status|metrics|healthz|readyz)$"),
     ("manage", r"^/v1/"),
@@ -112,6 +112,7 @@ def _limit(schemas: Json, limits: Limits) -> None:
         ("Scoring", "actions", limits.actions),
         ("Batch", "requests", limits.batch),
         ("FeedbackRequest", "events", limits.feedback),
+        ("RewardBatch", "rewards", limits.rewards),
         ("Residuals", "residuals", limits.residuals),
         ("Updates", "updates", limits.updates),
     ):

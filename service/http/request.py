@@ -37,6 +37,7 @@ class Limits:
     slots: int = 20  # of a page in one call
     slot_actions: int = 2_000  # slots times actions of a call: each slot is stored with all actions
     feedback: int = 500  # events in one request
+    rewards: int = 500  # of many events in one request
     residuals: int = 500  # of a device in one request
     updates: int = 100  # the same
     connections: int = 2_000  # of one ranker at once
@@ -136,17 +137,22 @@ async def user_of(request: Request) -> str:
     return str(request.scope[PARAMETERS]["user"])
 
 
+def lines_of(body: bytes, decoder: msgspec.json.Decoder[T]) -> list[T]:
+    """Return the values of JSON lines; an error names its line."""
+    values = []
+    for number, line in enumerate(body.split(b"\n"), 1):
+        try:
+            values += [decode(decoder, line)] if line.strip() else []
+        except ApiError as error:
+            raise ApiError(error.status, error.code, f"line {number}: {error.message}", error.target) from None
+    return values
+
+
 async def read_lines(request: Request, kind: type[T]) -> list[T] | None:
     """Return the lines of a body of JSON lines, each as ``kind``; None if the body is of another type."""
     if not request.headers["content-type"].lower().startswith(LINES):
         return None
-    decoder, read = msgspec.json.Decoder(kind), []
-    for number, line in enumerate((await request.body()).split(b"\n"), 1):
-        try:
-            read += [decode(decoder, line)] if line.strip() else []
-        except ApiError as error:
-            raise ApiError(error.status, error.code, f"line {number}: {error.message}", error.target) from None
-    return read
+    return lines_of(await request.body(), msgspec.json.Decoder(kind))
 
 
 async def read_json(request: Request, kind: type[T]) -> T:

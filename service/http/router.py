@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from time import perf_counter
 from typing import Any
 from urllib.parse import parse_qsl, quote, unquote
@@ -111,22 +111,48 @@ class RouteTable:
             if following is None:
                 following = node.parameter
                 if following is None or not segment:
-                    return self._find_wide(raw_path)
+                    return self._find_other(raw_path)
                 quoted.append(segment)
             node = following
         if node.ends is None:
-            return self._find_wide(raw_path)
+            return self._find_other(raw_path)
         if b"%" in raw_path or not raw_path.isascii():
             return node.ends, _unquoted(node.ends, quoted)
         return node.ends, dict(zip(node.ends.names, map(_ascii, quoted), strict=True))
 
-    def _find_wide(self, raw_path: bytes) -> tuple[Methods, dict[str, str]]:
+    def find_by_id(self, raw_path: bytes, method: str) -> tuple[Methods, dict[str, str]] | None:
+        """Return the routes of a path with a segment that is an id, though a route has that name.
+
+        ``/v1/events/rewards`` is a route for many rewards, and the event with the id ``rewards``.
+        """
+        for methods, quoted in _ways(self._root, raw_path[1:].split(b"/")):
+            if method in methods.routes:
+                return methods, _unquoted(methods, quoted)
+        return None
+
+    def _find_other(self, raw_path: bytes) -> tuple[Methods, dict[str, str]]:
+        for methods, quoted in _ways(self._root, raw_path[1:].split(b"/")):
+            return methods, _unquoted(methods, quoted)
         for pattern, methods in self._wide:
             match = pattern.fullmatch(raw_path)
             if match is not None:
                 return methods, _unquoted(methods, match.groups())
         shown = raw_path[:100].decode("latin-1")
         raise ApiError(404, "unknown_path", f"no such path: {shown}; see /docs", "path")
+
+
+def _ways(node: _Node, segments: Sequence[bytes]) -> Iterator[tuple[Methods, list[bytes]]]:
+    """Yield the routes that a path may mean, each with its quoted parameters."""
+    if not segments:
+        if node.ends is not None:
+            yield node.ends, []
+        return
+    first, *rest = segments
+    if first in node.named:
+        yield from _ways(node.named[first], rest)
+    if node.parameter is not None and first:
+        for methods, quoted in _ways(node.parameter, rest):
+            yield methods, [first, *quoted]
 
 
 def _wide_pattern(route: Route) -> re.Pattern[bytes]:
@@ -259,7 +285,11 @@ class Router:
                 raw_path = _below(self._root, raw_path)
             methods, parameters = self._table.find(raw_path)
             request.path = methods.path
-            route = methods.routes.get("GET" if method == "HEAD" else method)
+            served = "GET" if method == "HEAD" else method
+            if served not in methods.routes:
+                methods, parameters = self._table.find_by_id(raw_path, served) or (methods, parameters)
+                request.path = methods.path
+            route = methods.routes.get(served)
             if route is None:
                 allow = methods.allowed()
                 reply = self._hosts.preflight(origin, allow) if method == "OPTIONS" else wrong_method(method, allow)

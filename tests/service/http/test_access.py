@@ -22,6 +22,7 @@ OPEN_TO = {  # what each role may do; admin may do everything
         "GET /popular",
         "GET /similar/{item}",
         "POST /events/{event_id}/reward",
+        "POST /events/rewards",
         "POST /events/{event_id}/activate",
         "POST /personalizer/rank",
         "POST /personalizer/events/{event_id}/reward",

@@ -10,6 +10,8 @@ import httpx
 import pytest
 from waiting import LIMIT
 
+from service.http.request import Limits
+
 ACTIONS = [{"id": "a", "features": {"topic": "sport"}}, {"id": "b", "features": {"topic": "news"}}]
 
 
@@ -68,6 +70,48 @@ def test_a_batch_answers_or_refuses_each_request(client):
     assert results[0]["action"] in ("a", "b")
     assert results[1]["error"]["target"] == "exclude"
     assert results[2]["action"] == "a"
+
+
+def test_many_rewards_are_stored_by_one_call_and_each_may_be_refused(client):
+    events = [ranked(client, defer=k == 1).json()["event_id"] for k in range(3)]
+    first = {"event_id": events[0], "value": 1, "id": "click"}
+    deferred = {"event_id": events[1], "activate": True, "value": 0.5}
+    wrong = [{"event_id": events[2], "value": 9}, {"event_id": events[2]}, {"event_id": "a\0", "value": 1}]
+    shown = {"event_id": events[2], "activate": True}
+    sent = [first, first, *wrong, deferred, shown, {"event_id": "../x", "value": 0}]
+    reply = client.post("/v1/events/rewards", json={"rewards": sent})
+    codes = [result.get("event_id") or result["error"]["target"] for result in reply.json()["results"]]
+    assert reply.status_code == 200
+    assert codes == [events[0], events[0], "value", "value", "event_id", events[1], events[2], "../x"]
+    rewards = {line["event_id"]: (line["reward"], line["status"]) for line in export(client)}
+    assert [rewards[event] for event in events] == [(1.0, "rewarded"), (0.5, "rewarded"), (None, "waiting")]
+
+
+def test_many_rewards_may_come_as_json_lines_and_an_error_names_its_line(client):
+    event = ranked(client).json()["event_id"]
+    lines = {"Content-Type": "application/x-ndjson"}
+    body = f'{{"event_id": "{event}", "value": 1}}\n\n{{"event_id": "{event}", "value": 0, "id": "b"}}\n'
+    reply = client.post("/v1/loops/default/events/rewards", content=body, headers=lines)
+    assert (reply.status_code, reply.json()) == (200, {"results": [{"event_id": event}] * 2})
+    broken = client.post("/v1/events/rewards", content=body + "{}", headers=lines)
+    assert (broken.status_code, broken.json()["error"]["message"][:8]) == (422, "line 4: ")
+
+
+def test_more_rewards_than_a_call_may_have_and_rewards_of_no_loop_are_refused(client):
+    one = {"event_id": "a", "value": 1}
+    many = client.post("/v1/events/rewards", json={"rewards": [one] * (Limits().rewards + 1)})
+    assert (many.status_code, many.json()["error"]["code"]) == (422, "too_many_rewards")
+    nowhere = client.post("/v1/loops/nowhere/events/rewards", json={"rewards": [one]})
+    assert (nowhere.status_code, nowhere.json()["error"]["code"]) == (404, "unknown_loop")
+
+
+def test_an_event_may_have_the_name_of_a_route(client):
+    ranked(client, event_id="rewards")
+    assert client.post("/v1/events/rewards/reward", json={"value": 1}).status_code == 204
+    assert client.post("/v1/events/rewards/activate").status_code == 204
+    details = client.get("/v1/events/rewards")
+    assert (details.status_code, details.json()["event"]["event_id"]) == (200, "rewards")
+    assert client.put("/v1/events/rewards").headers["allow"] == "POST, OPTIONS"
 
 
 def test_a_reward_is_taken_twice_and_exported_once(client):

@@ -21,7 +21,7 @@ from waiting import LIMIT
 
 from service.app import declared_routes
 from service.errors import ApiError
-from service.http.hot import Batch, Reward
+from service.http.hot import Batch, Reward, RewardBatch
 from service.http.request import Limits, decode
 from service.plugins.devices.routes import Residuals, Scoring, Updates
 from service.rank.requests import RankRequest
@@ -223,6 +223,7 @@ HOT = {
     "/rank/batch": Batch,
     "/rank/slots": SlotsRequest,
     "/events/{event_id}/reward": Reward,
+    "/events/rewards": RewardBatch,
     "/federated/residuals": Residuals,
 }
 
