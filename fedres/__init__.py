@@ -6,6 +6,7 @@ Each learns the residual of the other. ``global_learner`` makes a rule for the s
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from fedres.loading import load
@@ -95,6 +96,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Import a public name on first use: SciPy, numba and VW take a second of processor time."""
+    if name == "__version__":
+        return version("fedres")
     if name not in _HOME:
         raise AttributeError(f"module 'fedres' has no attribute {name!r}")
     return getattr(load(f"fedres.{_HOME[name]}"), name)

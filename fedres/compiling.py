@@ -7,27 +7,38 @@ first calls it.
 
 from __future__ import annotations
 
-import fcntl
+import contextlib
+import os
+import stat
 import sys
+import tempfile
+import warnings
 from collections.abc import Callable
 from functools import cache, partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+import numba
 from numba import njit, types
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler
 
+try:
+    import fcntl
+except ImportError:  # on Windows
+    fcntl = None  # type: ignore[assignment]
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
+_config: Any = numba.config
 _any_value: Any = types.unliteral  # the type of a constant as that of a variable
 _OPTIONS: dict[str, Any] = {"cache": True, "error_model": "numpy", "no_cfunc_wrapper": True}  # nothing calls from C
 
 
 def kernel(function: Function) -> Function:
     """Compile ``function`` on its first call; IEEE arithmetic in the order written."""
-    return _cached(njit(**_OPTIONS)(function), function)
+    return _cached(_compiled(function, _OPTIONS), function)
 
 
 def bare_kernel(function: Function) -> Function:
@@ -36,7 +47,7 @@ def bare_kernel(function: Function) -> Function:
     Numba then skips reference counting, which takes an atomic operation for every view (half the time of a bandit's
     round) and a counter for every array that comes from Python.
     """
-    compiled: Any = _cached(njit(**_OPTIONS | {"_nrt": False})(function), function)
+    compiled: Any = _cached(_compiled(function, _OPTIONS | {"_nrt": False}), function)
     if hasattr(compiled, "overloads"):  # not if NUMBA_DISABLE_JIT is set
         inner: Any = inner_kernel(function)  # for calls from kernels: the machine code is for calls from Python
         compiled.get_call_template, compiled.get_overload = inner.get_call_template, inner.get_overload
@@ -92,18 +103,64 @@ class _InnerLibrary(JITCodeLibrary):
         pass
 
 
+def _compiled(function: Function, options: dict[str, Any]) -> Any:
+    """Return the function, compiled on its first call; it is cached in any folder that can be written."""
+    if not _may_cache:
+        return njit(**options | {"cache": False})(function)
+    try:
+        return njit(**options)(function)
+    except RuntimeError as error:  # neither beside the source, nor in the home, nor in NUMBA_CACHE_DIR
+        if "cannot cache function" not in str(error):
+            raise
+    _take_temporary_cache()
+    return _compiled(function, options)
+
+
+_may_cache = True
+
+
+def _take_temporary_cache() -> None:
+    """Let this process and its children cache in a temporary folder; without one, not at all."""
+    global _may_cache
+    reason = "no folder for compiled code can be written: neither beside the package, nor in the home"
+    advice = "set NUMBA_CACHE_DIR to a folder that lasts"
+    folder = _temporary_folder()
+    if folder is None or folder == _config.CACHE_DIR:
+        _may_cache = False
+        warnings.warn(f"{reason}; it is compiled again in each process: {advice}", RuntimeWarning, stacklevel=5)
+        return
+    os.environ["NUMBA_CACHE_DIR"] = folder
+    _config.CACHE_DIR = folder
+    warnings.warn(f"{reason}; it is in {folder}: {advice}", RuntimeWarning, stacklevel=5)
+
+
+def _temporary_folder() -> str | None:
+    """Return a folder for compiled code that nobody else can write: who writes there runs code in this process."""
+    try:
+        folder = f"{tempfile.gettempdir()}/fedres-kernels-{os.getuid()}"
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(folder, 0o700)
+        found = os.lstat(folder)
+        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077:
+            return folder
+        return tempfile.mkdtemp(prefix="fedres-kernels-")
+    except OSError:
+        return None
+
+
 def _cached(compiled: Any, function: Function) -> Function:
     """Return it with a cache that is valid for all these sources: numba checks only the function's own file.
 
     A kernel contains the kernels that it calls, so a change in another file must invalidate it too.
     """
     if hasattr(compiled, "_cache"):  # not if NUMBA_DISABLE_JIT is set
+        _take_constants_as_variables(compiled)
+    if hasattr(getattr(compiled, "_cache", None), "_cache_file"):  # not without a folder for it
         file = compiled._cache._cache_file
         sources = _sources(function.__module__.partition(".")[0])
         # Numba reads no more of a file of another version: it may name types that do not exist any more.
         file._version, file._source_stamp = f"{file._version} {sources}", sources
         file.save = _one_at_a_time(file.save, Path(file._cache_path))
-        _take_constants_as_variables(compiled)
     return cast(Function, compiled)
 
 
@@ -114,13 +171,18 @@ def _take_constants_as_variables(compiled: Any) -> None:
 
 
 def _one_at_a_time(save: Callable[[Any, Any], None], folder: Path) -> Callable[[Any, Any], None]:
-    """Return a ``save`` that locks the cache against other processes: two would use the same number."""
+    """Return a ``save`` that locks the cache against other processes: two would use the same number.
+
+    What cannot be saved, as on a full disk, is compiled again by the next process.
+    """
 
     def saved(key: Any, data: Any) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        with open(folder / ".lock", "ab") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            save(key, data)
+        with contextlib.suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            with open(folder / ".lock", "ab") as file:
+                if fcntl is not None:
+                    fcntl.flock(file, fcntl.LOCK_EX)
+                save(key, data)
 
     return saved
 

@@ -14,7 +14,8 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from bandits.evaluation.sources import Progress, Source, ignore_progress
+from bandits.evaluation.sources import Source
+from fedres.progress import Progress, ignore_progress
 
 OBVIOUS = {  # names that are taken where none is given
     "action": ("action", "shown", "arm", "chosen"),

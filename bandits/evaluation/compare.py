@@ -16,12 +16,12 @@ from bandits.evaluation.intervals import Interval, IntervalKind, interval, wides
 from bandits.evaluation.online import hosted_policy, is_online, play
 from bandits.evaluation.policies import Policy, Rewards, policy_name, target_probabilities
 from bandits.evaluation.reward_model import crossfit_rewards
-from bandits.evaluation.sources import Progress, ignore_progress
 from bandits.evaluation.table import Log, load_log
 from bandits.evaluation.terms import Cut, difference_terms, plain_rewards, seen_and_possible, value_terms, without_model
 from bandits.evaluation.weights import effective_sample_size, possible_weights, user_warning, weight_cap, weight_warning
 from fedres.checks import Array, one_of
 from fedres.notebook import html_table
+from fedres.progress import Progress, ignore_progress
 
 if TYPE_CHECKING:
     import pandas

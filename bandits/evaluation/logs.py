@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NoReturn, cast
 
 from bandits.evaluation.columns import Columns, TableDecisions
-from bandits.evaluation.sources import TABLE_ENDINGS, Progress, Source, ignore_progress, is_table, open_source
+from bandits.evaluation.sources import TABLE_ENDINGS, Source, is_table, open_source
 from bandits.evaluation.values import (
     action_features,
     as_object,
@@ -33,6 +33,7 @@ from bandits.evaluation.values import (
     number,
     text,
 )
+from fedres.progress import Progress, ignore_progress
 
 NO_COLUMNS = Columns()
 LINES = 1_000  # between two looks at how far a file is read

@@ -22,7 +22,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bandits.evaluation.sources import Progress
 from bandits.evaluation.table import Log, SparseRows
 from fedres.checks import Array
 from fedres.decisions.kalman_state import KalmanRequest
@@ -30,6 +29,7 @@ from fedres.decisions.residual_kalman import NO_MODEL, ResidualKalman, events_of
 from fedres.policies import HOSTED, Compiled, Policy, checked_probabilities, option_names, policy_class
 from fedres.policies import policy as make_policy
 from fedres.policies.kernels import explore
+from fedres.progress import Progress
 from fedres.scoring.flattening import LARGEST, feature_hash
 
 NAME, DEFAULT = "fedres", "optimistic-squarecb"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import csv
 import gzip
 import io
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-Progress = Callable[[int, int], None]  # how much is read, and of how much: bytes of text files, rows of others
+from fedres.progress import Progress
 
 TABLE_ENDINGS = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet")
 CHUNK = 10_000  # rows
@@ -26,10 +26,6 @@ class Source(Protocol):
 
     def rows(self, names: Sequence[str], progress: Progress) -> Iterator[tuple[int, tuple[Any, ...]]]:
         """Yield the number of a row and its cells of these columns; None where a cell is empty."""
-
-
-def ignore_progress(done: int, total: int) -> None:
-    """Show nothing."""
 
 
 def is_table(log: object) -> bool:

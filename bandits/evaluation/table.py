@@ -12,9 +12,9 @@ import numpy as np
 
 from bandits.evaluation.columns import Columns
 from bandits.evaluation.logs import NO_COLUMNS, LoggedEvent, from_record, is_decision, read_events
-from bandits.evaluation.sources import Progress, ignore_progress
 from bandits.evaluation.values import number
 from fedres.checks import Array
+from fedres.progress import Progress, ignore_progress
 
 About = tuple[str | float | None, str | None, str | int | None, str | None]  # time, user, model version, status
 LEAST_PROBABILITY = 1e-30  # smaller ones than this, except 0, count as this: squares of weights must be finite

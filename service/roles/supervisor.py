@@ -266,13 +266,13 @@ def serve(config: Config, *, demo: bool = False, say: Say = print, welcome: Call
         (config.run / ADDRESS).write_text(f"{url}\n")
         os.environ[METRICS_FOLDER] = str(config.run / METRICS)
         progress = new_progress()
-        with serve_starting(config, first, progress), compiling(say, progress):
-            prepare(config)
-            from service.roles.warm_up import compiling_rest, warm_up
+        with serve_starting(config, first, progress):
+            with compiling(say, progress):
+                prepare(config)
+            from service.roles.warm_up import compiling_rest, load_rest
 
-            if not progress.value:  # all code is in the cache, so the rest takes a second
-                warm_up(config.run)
-        if progress.value:
+            is_complete = not progress.value and load_rest(config.run)
+        if not is_complete:
             undo.enter_context(compiling_rest(config.run))
         sockets = [first]
         for _ in range(config.rankers - 1):  # not earlier: their connections would not be accepted

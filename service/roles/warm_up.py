@@ -56,6 +56,31 @@ def models_in(log: Log) -> set[str]:
     return {str(read_settings_body(records[-1].body).model) for records in created if records}
 
 
+def load_rest(folder: Path, work: Callable[[Path], None] | None = None) -> bool:
+    """Load the rest from numba's cache, which takes a second; return False at the first function that is not there.
+
+    A first start that was stopped early has cached only what it needed to be ready.
+    """
+    try:
+        with event.install_listener("numba:compile", _NotCachedListener()):
+            (work or warm_up)(folder)
+    except _NotCached:
+        return False
+    return True
+
+
+class _NotCached(BaseException):
+    """Numba begins to compile; no ``except Exception`` on the way, as that of the learner, takes it for a failure."""
+
+
+class _NotCachedListener(event.Listener):
+    def on_start(self, _: object) -> None:
+        raise _NotCached
+
+    def on_end(self, _: object) -> None:
+        pass
+
+
 @contextlib.contextmanager
 def compiling_rest(folder: Path) -> Iterator[None]:
     """Compile the rest in the background; the file ``COMPILING`` exists in the folder until that is done."""

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from bandits.evaluation import Columns, load_log
 from bandits.evaluation.online import hosted_policy, play
-from bandits.evaluation.sources import ignore_progress
+from fedres.progress import ignore_progress
 from service.cli import app
 from service.plugins.tools.decision_files import decision_file, kind_of
 from service.plugins.tools.importing import import_decisions

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from bandits.evaluation.logs import read_objects
-from bandits.evaluation.sources import Progress, ignore_progress, is_table, open_source
+from bandits.evaluation.sources import is_table, open_source
+from fedres.progress import Progress, ignore_progress
 from service.plugins.recommend.item_files import checked_id, plain_value, value_of
 from service.times import seconds_of
 

@@ -13,7 +13,8 @@ from typing import Any
 import msgspec
 
 from bandits.evaluation.logs import read_objects
-from bandits.evaluation.sources import Progress, ignore_progress, is_table, open_source
+from bandits.evaluation.sources import is_table, open_source
+from fedres.progress import Progress, ignore_progress
 from service.item_attributes import read_meaning
 
 BATCH_ITEMS, BATCH_BYTES = 2_000, 500_000  # of one call; its body may have 1,000,000 bytes

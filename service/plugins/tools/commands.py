@@ -28,6 +28,7 @@ from service.times import iso_time
 
 if TYPE_CHECKING:
     from bandits.evaluation import Columns
+    from service.log import opening
     from service.log.protocol import Log
     from service.plugins.tools.verifying import Verification
 
@@ -80,23 +81,33 @@ def verify(store: Store = DEFAULT_STORE, folder: Folder = DEFAULT_FOLDER, json_f
     Works while the service runs. What is damaged is named, with what to do about it; nothing is changed.
     """
     from service.log.opening import store_at
-    from service.plugins.tools.verifying import verify_log, verify_sqlite
+    from service.log.protocol import StoreUnavailable
 
     at = store_at(store, folder)
     path = at.path
-    with progress_bar(f"verifying {path}") as progress:
-        if at.is_sqlite:
-            with store_errors():
-                verification = verify_sqlite(path, progress)
-        else:
-            with opened_log(store, folder) as opened:
-                verification = verify_log(opened, str(path), progress)
-    _check_files_beside(path, verification)
+    try:
+        verification = _verified(at, store, folder)
+        _check_files_beside(path, verification)
+    except (ValueError, OSError, StoreUnavailable, typer.Exit):
+        raise
+    except Exception as error:  # status 1 is for damage only
+        raise ValueError(f"the store was not checked: {type(error).__name__}: {error}") from error
     _print_findings(path, verification)
     rows = [asdict(finding) for finding in verification.findings]
     write_json(json_file, {"store": str(path), "records": verification.n_records, "damaged": rows})
     if verification.findings:
         raise typer.Exit(1)
+
+
+def _verified(at: opening.Store, store: str, folder: Path) -> Verification:
+    from service.plugins.tools.verifying import verify_log, verify_sqlite
+
+    with progress_bar(f"verifying {at.path}") as progress:
+        if at.is_sqlite:
+            with store_errors():
+                return verify_sqlite(at.path, progress)
+        with opened_log(store, folder) as opened:
+            return verify_log(opened, str(at.path), progress)
 
 
 def _check_files_beside(path: Path, verification: Verification) -> None:

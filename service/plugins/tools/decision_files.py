@@ -15,7 +15,8 @@ import msgspec
 
 from bandits.evaluation.columns import Columns, TableDecisions, seconds
 from bandits.evaluation.logs import DSJSON_KEYS, from_record, read_lines
-from bandits.evaluation.sources import TABLE_ENDINGS, Progress, open_source
+from bandits.evaluation.sources import TABLE_ENDINGS, open_source
+from fedres.progress import Progress
 from service.admin.exporting import FEEDBACK
 from service.log.records import Place
 from service.plugins.personalizer.configuration import azure_settings

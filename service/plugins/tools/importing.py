@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from bandits.evaluation.sources import Progress
+from fedres.progress import Progress
 from fedres.scoring.features import Preparer
 from service.errors import ApiError
 from service.learn.loop_state import read_settings_body

@@ -8,8 +8,8 @@ import sqlite3
 import time
 from pathlib import Path
 
-from bandits.evaluation.sources import Progress, ignore_progress
 from fedres.lease import Lease
+from fedres.progress import Progress, ignore_progress
 from service.log.files import replacing, sync, with_companions
 from service.log.protocol import Head, Log
 from service.log.records import DamagedRecord

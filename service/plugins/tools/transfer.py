@@ -15,8 +15,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from bandits.evaluation.sources import Progress, ignore_progress
 from fedres.lease import Lease
+from fedres.progress import Progress, ignore_progress
 from service.log.checking import readable
 from service.log.files import replacing, with_companions
 from service.log.protocol import Head, Log

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bandits.evaluation.sources import Progress, ignore_progress
 from fedres.lease import Lease
+from fedres.progress import Progress, ignore_progress
 from service.log.protocol import Head, Log, StoreUnavailable
 from service.log.records import DamagedRecord, Entry, check
 from service.log.sqlite import BODIES, NAMES

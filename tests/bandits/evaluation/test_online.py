@@ -8,9 +8,9 @@ import pytest
 from bandits.evaluation import evaluate, online
 from bandits.evaluation.logs import LoggedEvent
 from bandits.evaluation.online import hosted_policy, play
-from bandits.evaluation.sources import ignore_progress
 from bandits.evaluation.table import table
 from fedres.policies import EpsilonGreedy, LinUCB, OptimisticSquareCB, SquareCB
+from fedres.progress import ignore_progress
 from fedres.scoring.features import Named, Preparer
 
 IDS = ("a", "b", "c")
