@@ -65,7 +65,8 @@ export interface Decision<I extends Id = string> {
   eventId: string;
   /** The id as it was passed. */
   action: I;
-  probability: number;
+  /** null in a fallback. */
+  probability: number | null;
   ranking: (Omit<Ranked, "id"> & { id: I })[];
   modelVersion: number;
   slot?: Id;
@@ -124,9 +125,10 @@ export interface RecommendRequest {
 export interface Recommendation {
   id: string;
   eventId: string;
-  score: number;
-  /** Of this item in this place, given those before. */
-  probability: number;
+  /** The expected reward; null in a fallback. */
+  score: number | null;
+  /** Of this item in this place, given those before; null in a fallback. */
+  probability: number | null;
   arm?: string | null;
   fallback: boolean;
   error: ServiceError | null;
@@ -167,6 +169,7 @@ export interface Options {
 }
 
 export class ServiceError extends Error {
+  constructor(status: number, code: string, message: string, target?: string | null, options?: ErrorOptions);
   status: number;
   code: string;
   target: string | null;
@@ -201,7 +204,7 @@ export class Client {
   erase(user: Id): Promise<void>;
   createLoop(name: string, settings?: Settings): Promise<Required<Settings>>;
   status(): Promise<Record<string, unknown>>;
-  rewards(): { queued: number; sent: number; refused: number; dropped: number };
+  rewards(): { queued: number; sent: number; refused: number; dropped: number; oldestMilliseconds: number };
   flush(milliseconds?: number): Promise<boolean>;
   close(milliseconds?: number): Promise<void>;
 }

@@ -2,11 +2,13 @@
 // A client of a fedres service: fetch only, no dependency. Node 18 and later, Deno, browsers.
 
 import { actionList, checkOptions, environment, features, identifier, identifiers, number, rewardOf, userId } from "./inputs.js";
+import { Availability } from "./availability.js";
+import { RewardQueue } from "./rewards.js";
 
 const PASSING = new Set([408, 429, 500, 502, 503, 504]);
+const LATE = new Error("no answer in time"); // why a try is aborted at its end
 const FIRST_WAIT = 50; // milliseconds: the longest wait after one failure
 const LONGEST_WAIT = 30_000;
-const HELD_WAIT = 30_000; // milliseconds between two tries while the service takes no rewards from this client
 const LONGEST_REST = 86_400_000; // milliseconds, of those that a service can ask for
 const LONGEST_TIMER = 2 ** 31 - 1; // milliseconds: timers that are set to more go off at once
 const LONGEST_ID = 200; // characters of an id
@@ -20,10 +22,15 @@ const ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789
 
 /** The service refused a call, or did not answer in time; `status` is 0 where no answer came. */
 export class ServiceError extends Error {
-  constructor(status, code, message, target = null) {
-    super(message);
+  constructor(status, code, message, target = null, options = undefined) {
+    super(message, options);
     this.name = "ServiceError";
     Object.assign(this, { status, code, target });
+  }
+
+  toJSON() {
+    const { name, status, code, message, target } = this;
+    return { name, status, code, message, target };
   }
 }
 
@@ -45,57 +52,65 @@ function randomBytes(n) {
 }
 
 export class Client {
-  #url; #loop; #headers; #deadline; #adminDeadline; #fallback; #limit; #fetch; #random; #observe;
-  #queue = []; #sending = null; #woken = null; #closing = false; #closed = false; #away = false;
-  #counts = { sent: 0, refused: 0, dropped: 0 }; #warned = new Set();
+  #url; #loop; #headers; #deadline; #adminDeadline; #fallback; #fetch; #random; #observe; #queue;
+  #availability = new Availability(); #warned = new Set();
 
   constructor(url = environment("FEDRES_URL"), options = {}) {
     checkOptions("Client", options, OPTIONS);
     const { loop = "default", key = environment("FEDRES_KEY"), fallback = "first", queueLimit = 10_000 } = options;
-    const { adminDeadline = 30_000 } = options, deadline = either(options) ?? 1000;
+    const { adminDeadline = 30_000 } = options, deadline = milliseconds("deadline", either(options) ?? 1000);
+    milliseconds("adminDeadline", adminDeadline);
+    url = url instanceof URL ? url.href : url;
     if (!/^https?:\/\//.test(url)) throw new TypeError(`url, or FEDRES_URL, must begin with http:// or https://, got ${url}`);
-    if (!(deadline > 0 && deadline < Infinity)) throw new RangeError(`deadline must be positive, got ${deadline}`);
-    if (!(queueLimit >= 1)) throw new RangeError(`queueLimit must be at least 1, got ${queueLimit}`);
+    if (deadline === Infinity) throw new RangeError("deadline must be finite, got Infinity");
+    if (typeof loop !== "string" || loop === "") throw new TypeError(`loop must be a name, got ${JSON.stringify(loop)}`);
+    if (key !== undefined && !(typeof key === "string" && /^[!-~]([ -~]*[!-~])?$/.test(key))) {
+      throw new TypeError("key must be printable ASCII without spaces or line breaks around it");
+    }
+    if (options.observe !== undefined && typeof options.observe !== "function") throw new TypeError(`observe must be a function, got ${options.observe}`);
+    if (!(Number.isInteger(queueLimit) && queueLimit >= 1)) throw new RangeError(`queueLimit must be at least 1, got ${queueLimit}`);
     if (fallback !== "first" && fallback !== null && typeof fallback !== "function") {
       throw new TypeError(`fallback must be "first", a function or null, got ${fallback}`);
     }
     this.#url = url.replace(/\/$/, "");
-    this.#loop = `/v1/loops/${encodeURIComponent(loop)}`;
+    this.#loop = `/v1/loops/${segment("loop", loop)}`;
     this.#headers = key === undefined ? {} : { Authorization: `Bearer ${key}` };
     this.#deadline = deadline;
     this.#adminDeadline = adminDeadline;
     this.#fallback = fallback;
-    this.#limit = queueLimit;
     this.#observe = options.observe ?? (() => {});
     this.#fetch = options.fetch ?? ((...words) => fetch(...words));
     this.#random = options.random ?? Math.random;
+    this.#queue = new RewardQueue({
+      limit: queueLimit,
+      post: (path, content, milliseconds) => this.#try("POST", this.#loop + path, content, milliseconds),
+      backOff: (failures, answer) => this.#backOff(failures, answer),
+      observe: (...call) => this.#observed(...call),
+      warn: (...warning) => this.#warn(...warning),
+    });
   }
 
   /** Return which action to take; `actions` is a list of `{ id, features }`, an object or a Map from ids to features, or a list of ids. */
   async rank(request) {
     const valid = checked("rank", request, TIMES), deadline = either(request);
-    try {
-      return this.#decision(valid, await this.#decide("rank", "/rank", body(valid), deadline));
-    } catch (error) {
-      return this.#fallBack(valid, error);
-    }
+    return this.#hot("rank", "/rank", body(valid), deadline, (result) => this.#decision(valid, result), (why) => this.#fallBack(valid, why));
   }
 
   /** Return a decision for each of at most 100 requests, in one call. */
   async rankMany(requests, options = {}) {
     checkOptions("rankMany", options, TIMES);
     const many = Array.from(requests, (request) => checked("a request of rankMany", request)), deadline = either(options);
-    try {
-      const { results } = await this.#decide("rankMany", "/rank/batch", { requests: many.map(body) }, deadline);
+    const decided = ({ results }) => {
       if (results.length !== many.length) throw unreadable("results are missing");
       return results.map((result, k) => {
         if (!result.error) return this.#decision(many[k], result);
-        const { code, message, target } = result.error;
-        return this.#fallBack(many[k], new ServiceError(422, code, message, target));
+        const { code, message, target } = result.error, why = new ServiceError(422, code, message, target);
+        this.#warnOfRefusal(why);
+        return this.#fallBack(many[k], why);
       });
-    } catch (error) {
-      return many.map((valid) => this.#fallBack(valid, error));
-    }
+    };
+    const instead = (why) => many.map((valid) => this.#fallBack(valid, why));
+    return this.#hot("rankMany", "/rank/batch", { requests: many.map(body) }, deadline, decided, instead);
   }
 
   /** Return a decision for each slot of a page, no action twice. */
@@ -103,17 +118,17 @@ export class Client {
     const valid = checked("slots", request, TIMES), places = Array.from(slots, place);
     this.#fillFirst(valid, places, "first"); // refuses a page that cannot be filled
     const { exclude: _, explain: __, ...fields } = body(valid);
-    const sent = places.map(({ callerId: _, ...slot }) => slot), deadline = either(request);
-    try {
-      const page = await this.#decide("slots", "/rank/slots", { ...fields, slots: sent }, deadline);
+    const sent = { ...fields, slots: places.map(({ callerId: _, ...slot }) => slot) };
+    const decided = (page) => {
       if (page.slots.some(({ id }, k) => id !== places[k]?.id) || page.slots.length !== places.length) throw unreadable("other slots");
       return page.slots.map(({ id: _, ...slot }, k) =>
         this.#decision(valid, { ...slot, model_version: page.model_version }, { slot: places[k].callerId }));
-    } catch (error) {
-      const why = this.#failed(error);
+    };
+    const instead = (why) => {
       if (this.#fallback === null) throw why;
       return this.#fillFirst(valid, places, this.#fallback).map(({ callerId }, k) => this.#fallen(callerId, why, places[k].callerId));
-    }
+    };
+    return this.#hot("slots", "/rank/slots", sent, either(request), decided, instead);
   }
 
   /** Return at most `n` items of the catalogue for a user, the first place first; while the service does not answer, those of `fallback`. */
@@ -122,34 +137,32 @@ export class Client {
     const { n = 10, context, filter, excludeSeen = false, defer = false } = request, user = userId(request.user);
     const eventId = newEvent(request.eventId), exclude = identifiers("exclude", request.exclude ?? []);
     const sent = { event_id: eventId, n, context: features("context", context ?? {}), filter: filter ?? {}, exclude, exclude_seen: excludeSeen, defer };
-    const instead = identifiers("fallback", request.fallback ?? []).slice(0, n), deadline = either(request);
-    try {
-      const named = user === null || user === undefined ? sent : { ...sent, user };
-      const { items } = await this.#decide("recommend", "/recommend", named, deadline);
-      const page = items.map(({ event_id: id, ...item }) => this.#item(item, id));
-      this.#away = false;
-      return page;
-    } catch (error) {
-      const why = this.#failed(error);
+    const first = identifiers("fallback", request.fallback ?? []).slice(0, n);
+    const decided = ({ items }) => items.map(({ event_id: id, ...item }) => this.#item(item, id));
+    const instead = (why) => {
       if (this.#fallback === null) throw why;
-      const nothing = { score: NaN, probability: NaN, fallback: true, error: why };
-      return instead.map((id) => this.#item({ id, ...nothing }, FALLBACK_PREFIX + newEventId()));
-    }
+      const nothing = { score: null, probability: null, fallback: true, error: why };
+      return first.map((id) => this.#item({ id, ...nothing }, FALLBACK_PREFIX + newEventId()));
+    };
+    return this.#hot("recommend", "/recommend", user === null ? sent : { ...sent, user }, either(request), decided, instead);
   }
 
   #item(item, eventId) {
     if (typeof eventId !== "string" || typeof item.id !== "string") throw unreadable("it is no item");
-    return {
-      fallback: false, error: null, ...item, eventId,
-      reward: (reward, options) => this.reward(eventId, reward, options),
-      activate: () => this.activate(eventId),
-    };
+    return this.#withFeedback({ fallback: false, error: null, ...item, eventId });
+  }
+
+  /** Add what a decision can do, beside its data: copies of it, as by JSON or structuredClone, have the data. */
+  #withFeedback(decision) {
+    const { eventId } = decision;
+    const reward = (value, options) => this.reward(eventId, value, options); // of a fallback, it refuses what is no reward, and sends nothing
+    return Object.defineProperties(decision, { reward: { value: reward }, activate: { value: () => this.activate(eventId) } });
   }
 
   /** Send a reward in the background: a number, true, or named outcomes in an object; two with one id count once. */
   reward(eventId, reward, options = {}) {
     checkOptions("reward", options, ["id"]);
-    const id = options.id === undefined || options.id === null ? newEventId() : identifier("id", options.id);
+    const id = options.id === undefined || options.id === null ? newEventId() : named("id", options.id);
     this.#put("reward", eventId, { ...rewardOf(reward), id });
   }
 
@@ -196,7 +209,7 @@ export class Client {
   /** The items of the catalogue that are most like another one. */
   async similar(item, options = {}) {
     checkOptions("similar", options, ["n"]);
-    const path = `/similar/${encodeURIComponent(identifier("item", item))}?n=${number("n", options.n ?? 10)}`;
+    const path = `/similar/${segment("item", identifier("item", item))}?n=${number("n", options.n ?? 10)}`;
     return this.#field("items", "similar", "GET", path);
   }
 
@@ -250,7 +263,7 @@ export class Client {
   async erase(user) {
     const name = userId(user);
     if (name === null) throw new TypeError("user must have at least one character, got none");
-    await this.#call("erase", "DELETE", `/v1/users/${encodeURIComponent(name)}`, undefined, { deadline: 150_000 });
+    await this.#call("erase", "DELETE", `/v1/users/${segment("user", name)}`, undefined, { deadline: 150_000 });
   }
 
   /** Make a loop; returns its settings. */
@@ -263,72 +276,70 @@ export class Client {
     return this.#call("status", "GET", "/v1/status");
   }
 
-  /** How many rewards wait, and what became of the others. */
+  /** How many rewards wait, since when the oldest of them does, and what became of the others. */
   rewards() {
-    return { queued: this.#queue.length, ...this.#counts };
+    return this.#queue.status();
   }
 
   /** Wait until the service has all rewards, at most so many milliseconds; return whether it has. */
-  async flush(milliseconds = 5000) {
-    let timer;
-    const late = new Promise((resolve) => (timer = setTimeout(resolve, Math.min(milliseconds, LONGEST_TIMER))));
-    await Promise.race([this.#sending ?? Promise.resolve(), late]);
-    clearTimeout(timer);
-    return this.#queue.length === 0;
+  flush(milliseconds = 5000) {
+    return this.#queue.flush(milliseconds);
   }
 
   /** Send what is left of the rewards for so long; what then remains is dropped. */
-  async close(milliseconds = 5000) {
-    this.#closing = true;
-    this.#woken?.();
-    await this.flush(milliseconds);
-    this.#closed = true;
-    this.#counts.dropped += this.#queue.length;
-    if (this.#queue.length > 0) console.warn(`fedres: ${this.#queue.length} rewards were not sent`);
-    this.#queue = [];
-    this.#woken?.();
+  close(milliseconds = 5000) {
+    return this.#queue.close(milliseconds);
   }
 
   #put(name, eventId, sent) {
-    const event = identifier("eventId", eventId);
-    if (event === "" || [...event].length > LONGEST_ID) throw new RangeError(`eventId must have 1 to ${LONGEST_ID} characters`);
+    const event = named("eventId", eventId);
     if (event.startsWith(FALLBACK_PREFIX)) return; // the service does not have it
-    if (this.#closed) throw new Error("the client is closed");
-    this.#queue.push({ name, path: `/events/${encodeURIComponent(event)}/${name}`, content: written(sent) });
-    if (this.#queue.length > this.#limit) {
-      this.#queue.splice(this.#sending ? 1 : 0, 1); // the first one may be under way
-      this.#counts.dropped += 1;
-      this.#warn("dropped", `more than ${this.#limit} rewards wait to be sent: the oldest are dropped`);
-    }
-    this.#sending ??= this.#send();
+    if (this.#queue.isClosed) throw new Error("the client is closed");
+    this.#queue.put(event, name, written(sent));
   }
 
-  async #send() {
-    for (let failures = 0, began = performance.now(); this.#queue.length > 0 && !this.#closed;) {
-      const [{ name, path, content }] = this.#queue;
-      const answer = await this.#try("POST", this.#loop + path, content, 10_000);
-      if (this.#closed) break;
-      if (passes(answer)) {
-        await this.#wait(this.#backOff(failures++, answer));
-        continue;
-      }
-      this.#observed(name, began, answer);
-      [failures, began] = [0, performance.now()];
-      if (answer.status >= 300 && !refuses(answer)) {
-        this.#warn(`held ${answer.status} ${answer.error.code}`, `the service takes no rewards, which wait: ${answer.error.status} ${answer.error.message}`);
-        if (this.#closing) break;
-        await this.#wait(HELD_WAIT);
-        continue;
-      }
-      this.#queue.shift();
-      if (answer.status >= 300) this.#warn(`refused ${answer.error.code}`, `the service refused ${path}: ${answer.status} ${answer.error.message}`);
-      this.#counts[answer.status < 300 ? "sent" : "refused"] += 1;
+  /** Return what `decided` makes of the reply to a request for decisions, or what is `instead` of it. */
+  async #hot(name, path, sent, callers, decided, instead) {
+    this.#checkOpen();
+    const deadline = callers === undefined ? this.#deadline : milliseconds("deadline", callers), began = performance.now();
+    const attempt = this.#availability.begin();
+    try {
+      const result = decided(await this.#decide(name, this.#loop + path, sent, deadline, attempt));
+      this.#availability.worked();
+      return result;
+    } catch (error) {
+      const why = error instanceof ServiceError ? error : unreadable(String(error));
+      if (!(why.isLate && deadline < this.#deadline)) this.#failed(why, began);
+      return instead(why);
+    } finally {
+      this.#availability.end(attempt, began);
     }
-    this.#sending = null; // here: what is put a moment later begins anew
   }
 
-  #decide(name, path, sent, deadline = this.#deadline) {
-    return this.#retry(name, "POST", this.#loop + path, sent, deadline, deadline / 2);
+  /** Return the content of a reply. The first try has the whole deadline; after half of it, a repeat may go beside it. */
+  async #decide(name, path, sent, deadline, attempt) {
+    const began = performance.now();
+    const away = { status: 0, error: new ServiceError(0, "no_answer", `the service is away: ${this.#availability.reason}`) };
+    const answer = attempt === null ? away : await this.#tryWithRepeat(path, written(sent), deadline, attempt);
+    this.#observed(name, began, answer);
+    if (!isDone(answer)) throw answer.error;
+    return answer.content;
+  }
+
+  async #tryWithRepeat(path, content, deadline, attempt) {
+    const end = performance.now() + deadline, cancel = new AbortController();
+    const first = this.#tries("POST", path, content, end, deadline, { once: attempt === "probe", cancel });
+    try {
+      if (attempt === "probe") return await first;
+      let timer;
+      const half = new Promise((resolve) => (timer = setTimeout(resolve, Math.min(deadline / 2, LONGEST_TIMER), null)));
+      const answer = await Promise.race([first, half]);
+      clearTimeout(timer);
+      if (answer !== null || !this.#availability.mayRepeat()) return answer ?? (await first);
+      return await firstOf([first, this.#tries("POST", path, content, end, deadline, { once: true, cancel })]);
+    } finally {
+      cancel.abort();
+    }
   }
 
   #call(name, method, path, sent, { deadline = this.#adminDeadline, lines = false } = {}) {
@@ -343,23 +354,33 @@ export class Client {
   }
 
   async #retry(name, method, path, sent, deadline, each, lines = false) {
-    const began = performance.now(), end = began + deadline, content = written(sent);
+    this.#checkOpen();
+    const began = performance.now();
+    const answer = await this.#tries(method, path, written(sent), began + deadline, each, { lines });
+    this.#observed(name, began, answer);
+    if (isDone(answer)) return answer.content;
+    throw answer.error;
+  }
+
+  /** Try until an answer is final, or another try would end too late; return the last answer. */
+  async #tries(method, path, content, end, each, { lines = false, once = false, cancel } = {}) {
     for (let failures = 0; ; failures++) {
-      const answer = await this.#try(method, path, content, Math.min(each, end - performance.now()), lines);
-      const wait = this.#backOff(failures, answer), done = answer.status >= 200 && answer.status < 300;
-      if (done || !passes(answer) || performance.now() + wait >= end) {
-        this.#observed(name, began, answer);
-        if (done) return answer.content;
-        throw answer.error;
-      }
+      const answer = await this.#try(method, path, content, Math.min(each, end - performance.now()), lines, cancel);
+      const wait = this.#backOff(failures, answer);
+      if (once || isDone(answer) || !passes(answer) || cancel?.signal.aborted || !(performance.now() + wait < end)) return answer;
       await new Promise((resolve) => setTimeout(resolve, wait));
     }
   }
 
+  #checkOpen() {
+    if (this.#queue.isClosed) throw new Error("the client is closed");
+  }
+
   /** Return the status and the content of an answer, or the error it is; this never throws. */
-  async #try(method, path, body, milliseconds, lines = false) {
-    const control = new AbortController(), requestId = newEventId();
-    const timer = setTimeout(() => control.abort(), Math.min(Math.max(1, milliseconds), LONGEST_TIMER));
+  async #try(method, path, body, milliseconds, lines = false, cancel = new AbortController()) {
+    const control = new AbortController(), requestId = newEventId(), abort = () => control.abort();
+    const timer = setTimeout(() => control.abort(LATE), Math.min(Math.max(1, milliseconds), LONGEST_TIMER));
+    cancel.signal.addEventListener("abort", abort);
     try {
       const headers = { ...this.#headers, "X-Request-Id": requestId };
       if (body !== undefined) headers["Content-Type"] = "application/json";
@@ -369,22 +390,19 @@ export class Client {
       if (reply.ok) return { status: reply.status, content: lines ? text : text === "" ? null : JSON.parse(text) };
       const after = Math.min(Number(reply.headers.get("retry-after")) * 1000 || 0, LONGEST_REST);
       return { status: reply.status, after, error: refusal(reply.status, text) };
-    } catch (error) {
-      return { status: 0, after: 0, error: new ServiceError(0, "no_answer", String(error.message ?? error)) };
+    } catch (cause) {
+      const isLate = control.signal.reason === LATE;
+      const error = new ServiceError(0, "no_answer", isLate ? `no answer within ${Math.round(milliseconds)} ms` : reasonOf(cause), null, { cause });
+      Object.defineProperty(error, "isLate", { value: isLate });
+      return { status: 0, after: 0, error };
     } finally {
       clearTimeout(timer);
+      cancel.signal.removeEventListener("abort", abort);
     }
   }
 
   #backOff(failures, answer) {
     return Math.max(answer.after ?? 0, this.#random() * Math.min(LONGEST_WAIT, FIRST_WAIT * 2 ** failures));
-  }
-
-  #wait(milliseconds) {
-    return new Promise((resolve) => {
-      const timer = setTimeout(resolve, milliseconds);
-      this.#woken = () => (clearTimeout(timer), resolve());
-    });
   }
 
   /** Tell the observer of a call; what it throws is nobody's fault here. */
@@ -403,40 +421,31 @@ export class Client {
   }
 
   /** Say that there is no decision: of a service that is away once until it is back, of a refusal once for its code. */
-  #failed(error) {
-    const why = error instanceof ServiceError ? error : unreadable(String(error));
-    const away = why.status === 0 || why.status === 429 || why.status >= 500;
-    if (!away) this.#warn(`${why.status} ${why.code}`, `the service refused a request: ${why.status} ${why.message}`);
-    else if (!this.#away) console.warn(`fedres: the service does not decide: ${why.message}`);
-    this.#away ||= away;
-    return why;
+  #failed(why, began) {
+    const isAway = why.status === 0 || why.status === 429 || why.status >= 500;
+    if (!isAway) this.#warnOfRefusal(why);
+    else if (this.#availability.failed(began, why.message)) console.warn(`fedres: the service does not decide: ${why.message}`);
+  }
+
+  #warnOfRefusal({ status, code, message }) {
+    this.#warn(`${status} ${code}`, `the service refused a request: ${status} ${message}`);
   }
 
   #decision({ actions }, result, more = {}) {
     const { event_id: eventId, model_version: modelVersion, ...rest } = result;
     if (typeof eventId !== "string" || typeof rest.action !== "string") throw unreadable("it is no decision");
-    this.#away = false;
-    return {
-      ...asGiven(actions, rest), ...more, eventId, modelVersion, fallback: false, error: null,
-      reward: (reward, options) => this.reward(eventId, reward, options),
-      activate: () => this.activate(eventId),
-    };
+    return this.#withFeedback({ ...asGiven(actions, rest), ...more, eventId, modelVersion, fallback: false, error: null });
   }
 
-  #fallBack(valid, error) {
-    const why = this.#failed(error);
+  #fallBack(valid, why) {
     if (this.#fallback === null) throw why;
     return this.#fallen(this.#choose(valid, this.#fallback).callerId, why);
   }
 
   // Under an id of its own: the service may have stored another action under the first.
   #fallen(action, error, slot) {
-    const eventId = FALLBACK_PREFIX + newEventId();
-    return {
-      action, error, eventId, probability: NaN, ranking: [], modelVersion: 0, fallback: true, ...(slot === undefined ? {} : { slot }),
-      reward: (reward, options) => this.reward(eventId, reward, options), // refuses what is no reward, and sends nothing
-      activate() {},
-    };
+    const eventId = FALLBACK_PREFIX + newEventId(), place = slot === undefined ? {} : { slot };
+    return this.#withFeedback({ action, error, eventId, probability: null, ranking: [], modelVersion: 0, fallback: true, ...place });
   }
 
   #choose(valid, fallback) {
@@ -531,9 +540,46 @@ function asGiven(actions, decision) {
   return { ...decision, action: callerIds.get(action) ?? action, ranking: back(ranking), explanations: back(explanations) };
 }
 
+/** The first answer that is final, else the last one. */
+async function firstOf(ways) {
+  const left = new Set(ways.map((way) => way.then((answer) => ({ answer, done: !passes(answer) }))));
+  for (;;) {
+    const { answer, done, self } = await Promise.race(Array.from(left, (way) => way.then((result) => ({ ...result, self: way }))));
+    left.delete(self);
+    if (done || left.size === 0) return answer;
+  }
+}
+
+/** The innermost cause of a failure: fetch itself says no more than "fetch failed". */
+function reasonOf(error) {
+  let cause = error;
+  while (cause?.cause instanceof Error) cause = cause.cause;
+  const { code } = cause ?? {}, message = String(cause?.message || (cause?.errors?.[0]?.message ?? error?.message) || cause);
+  return typeof code === "string" && !message.includes(code) ? `${message} (${code})` : message;
+}
+
+/** Seconds and other limits that a caller sets: a caller's mistake must not look like a service that does not answer. */
+function milliseconds(name, value) {
+  if (typeof value !== "number") throw new TypeError(`${name} must be a number of milliseconds, got ${JSON.stringify(value) ?? String(value)}`);
+  if (!(value > 0)) throw new RangeError(`${name} must be positive, got ${value}`);
+  return value;
+}
+
+/** An id as text; not empty, and not too long. */
+function named(name, value) {
+  const text = identifier(name, value);
+  if (text === "" || [...text].length > LONGEST_ID) throw new RangeError(`${name} must have 1 to ${LONGEST_ID} characters`);
+  return text;
+}
+
+/** An id as a part of a path. */
+function segment(name, text) {
+  if (text === "." || text === "..") throw new RangeError(`${name} must not be "${text}": fetch removes such a part of a path`);
+  return encodeURIComponent(identifier(name, text));
+}
+
+const isDone = ({ status }) => status >= 200 && status < 300;
 const passes = ({ status }) => status === 0 || PASSING.has(status);
-// Whether the service refuses a request for what it says; all else, as a wrong key or a missing loop, somebody may mend.
-const refuses = ({ status, error }) => [409, 413, 422].includes(status) || (status === 400 && error.code !== "unknown");
 const unreadable = (why) => new ServiceError(0, "unreadable_answer", `the service's answer cannot be read: ${why}`);
 
 function parsed(line) {

@@ -32,7 +32,10 @@ function distance(a, b) {
 
 /** An id as text: text as it is, whole numbers as String writes them. */
 export function identifier(name, value) {
-  if (typeof value === "string") return value;
+  if (typeof value === "string") {
+    if (/\p{Surrogate}/u.test(value)) throw new RangeError(`${name} must be valid Unicode, got half of a surrogate pair`);
+    return value;
+  }
   if (typeof value === "bigint" || Number.isSafeInteger(value)) return String(value);
   throw new TypeError(`${name} must be text or a whole number, got ${shown(value)}`);
 }

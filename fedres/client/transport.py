@@ -21,7 +21,8 @@ def headers(key: str | None) -> dict[str, str]:
     """Return the headers of every request; the default key is in FEDRES_KEY."""
     key = os.environ.get("FEDRES_KEY") or None if key is None else key
     if key is not None and not (key.isascii() and key.isprintable() and key and key == key.strip()):
-        raise ValueError("key must be printable ASCII without spaces around it, got none or other characters")
+        what = "a line break at its end" if key.endswith("\n") else "none or other characters"
+        raise ValueError(f"key must be printable ASCII without spaces around it, got {what}")
     return {} if key is None else {"Authorization": f"Bearer {key}"}
 
 
@@ -84,4 +85,4 @@ def _options(request: Request) -> dict[str, Any]:
 
 
 def _failure(error: Exception) -> Failure:
-    return Failure(f"{type(error).__name__}: {error}")
+    return Failure(f"{type(error).__name__}: {error}", isinstance(error, httpx.TimeoutException))

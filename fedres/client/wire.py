@@ -45,6 +45,7 @@ class Failure(msgspec.Struct, frozen=True):
     """There was no reply; the request may have been handled or not."""
 
     reason: str
+    is_late: bool = False  # there was none in time
 
 
 class Wait(msgspec.Struct, frozen=True):

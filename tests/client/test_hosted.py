@@ -2,11 +2,14 @@
 
 import asyncio
 import concurrent.futures
+import copy
+import dataclasses
 import datetime
 import gc
 import json
 import logging
 import math
+import pickle
 import subprocess
 import sys
 import textwrap
@@ -16,6 +19,8 @@ from contextlib import closing
 from decimal import Decimal
 from fractions import Fraction
 
+import fastapi
+import httpx
 import numpy as np
 import pytest
 from proxies import no_service
@@ -234,7 +239,7 @@ def test_without_a_service_the_first_allowed_action_is_taken_and_its_reward_is_n
         top, side = client.slots(["top", "side"], actions=MENU)
         assert [one.action for one in client.rank_many([RankRequest(actions=MENU)])] == ["tea"]
         assert client.rewards().queued == 0
-    assert (decision.action, decision.fallback, math.isnan(decision.probability)) == ("juice", True, True)
+    assert (decision.action, decision.fallback, decision.probability) == ("juice", True, None)
     assert (decision.error.status, decision.error.code) == (0, "no_answer")
     assert (top.action, side.action) == ("tea", "juice")
 
@@ -483,16 +488,60 @@ def test_every_call_is_observed(live, loop):
     with Client(live.url, loop=loop, deadline=LIMIT, observe=seen.append) as client:
         client.rank(actions=MENU).reward(1.0)
         assert client.flush()
-    assert sorted((one.name, one.status, one.error) for one in seen) == [("rank", 200, None), ("reward", 204, None)]
+    assert sorted((one.name, one.status, one.error) for one in seen) == [("rank", 200, None), ("rewards", 200, None)]
 
 
-def test_a_closed_client_falls_back_and_takes_no_reward(live):
+def plain(decision):
+    """Check that a decision is data that other libraries can copy, write and send."""
+    for copied in (copy.copy(decision), copy.deepcopy(decision), pickle.loads(pickle.dumps(decision))):
+        assert (dict(copied)["event_id"], copied.action) == (decision.event_id, decision.action)
+        with pytest.raises(RuntimeError, match=r"client.reward\(decision.event_id"):
+            copied.reward(1.0)
+    assert dataclasses.asdict(decision)["probability"] == decision.probability
+    written = json.loads(json.dumps(decision.as_dict()))
+    app = fastapi.FastAPI()
+    app.get("/")(lambda: decision)
+
+    async def fetch():
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://a") as http:
+            return (await http.get("/")).json()
+
+    answer = asyncio.run(fetch())
+    assert (answer["action"], answer["probability"]) == (written["action"], written["probability"])
+    assert (answer["ranking"], answer["error"]) == (written["ranking"], written["error"])
+    decision.reward(1.0)
+
+
+def test_decisions_and_fallbacks_are_plain_data(live, loop):
+    with Client(live.url, loop=loop, deadline=LIMIT) as client:
+        client.put_actions(MENU)
+        decision = client.rank(actions=MENU)
+        assert decision.probability > 0
+        plain(decision)
+        assert client.recommend(1)[0].as_dict()["id"] in MENU
+        assert client.flush(LIMIT)
+    with no_service() as url, Client(url, deadline=0.1) as client:
+        fallback = client.rank(actions=MENU)
+        plain(fallback)
+        assert fallback.as_dict()["error"]["code"] == "no_answer"
+        assert client.recommend(fallback=["tea"])[0].as_dict()["score"] is None
+
+
+def test_a_closed_client_raises_at_every_call(live):
     client = Client(live.url)
     client.close()
     client.close()
-    assert client.rank(actions=MENU).fallback
-    with pytest.raises(RuntimeError, match="closed"):
-        client.reward("e", 1.0)
+    for call in (lambda: client.rank(actions=MENU), client.settings, lambda: client.reward("e", 1.0)):
+        with pytest.raises(RuntimeError, match="the client is closed"):
+            call()
+
+    async def run():
+        async with AsyncClient(live.url) as other:
+            pass
+        with pytest.raises(RuntimeError, match="the client is closed"):
+            await other.rank(actions=MENU)
+
+    asyncio.run(run())
 
 
 @pytest.mark.parametrize("event_id", ["", "x" * 70_000])

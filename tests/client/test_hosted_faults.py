@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import gc
+import json
 import math
 import random
 import subprocess
@@ -12,13 +13,17 @@ import threading
 
 import httpx
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from proxies import DROP, HANG, MUTE, PASS, REPEAT, TRICKLE, TWICE, FaultyProxy, answering, no_service, reply
 from waiting import LIMIT
 
 from fedres.client import AsyncClient, Client, ServiceError
+from fedres.client.hosted.calls import Calls
+from fedres.client.hosted.rewards import Rewards
 from fedres.client.hosted.spool import Spool
 from fedres.client.transport import ask
-from fedres.client.wire import Request
+from fedres.client.wire import Answer, Request
 
 MENU = {"tea": {"hot": True}, "juice": {"hot": False}}
 N = 60
@@ -157,12 +162,82 @@ def test_while_the_service_is_away_a_call_is_tried_once_and_when_it_is_back_it_d
     with FaultyProxy(live.address, lambda request: DROP if away.is_set() else PASS) as proxy:
         client = Client(proxy.url, loop=loop, deadline=0.5)
         assert client.rank(actions=MENU).fallback
-        tries = len(proxy.seen)
-        assert client.rank(actions=MENU).fallback
-        assert len(proxy.seen) == tries + 1
+        for n_tries in range(len(proxy.seen), len(proxy.seen) + 3):
+            while len(proxy.seen) == n_tries:  # a call during the rest after a slow try is not tried
+                assert client.rank(actions=MENU).fallback
+            assert len(proxy.seen) == n_tries + 1
         away.clear()
-        assert not client.rank(actions=MENU, deadline=LIMIT).fallback
+        while client.rank(actions=MENU, deadline=LIMIT).fallback:
+            pass
         client.close()
+
+
+@pytest.mark.filterwarnings(GIVEN_UP)
+def test_while_a_service_hangs_one_call_waits_and_all_others_fall_back_at_once(live, loop):
+    with FaultyProxy(live.address, lambda request: HANG) as proxy:
+        client = Client(proxy.url, loop=loop, deadline=0.3)
+        assert client.rank(actions=MENU).fallback
+        tries = len(proxy.seen)
+        decisions = [client.rank(actions=MENU) for _ in range(200)]
+        assert all(decision.fallback for decision in decisions)
+        assert decisions[-1].error.message.startswith("the service is away: ")
+        assert len(proxy.seen) <= tries + 2  # not 200: a try takes the whole deadline, and then all rest
+        client.close(0)
+    gc.collect()
+
+
+@pytest.mark.filterwarnings(GIVEN_UP)
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_first_try_has_the_whole_deadline_and_a_repeat_goes_beside_it(live, loop, kind):
+    """The reply to the first try is withheld; that to the repeat decides, and the event is stored once."""
+    faults_left = iter([HANG])
+    with FaultyProxy(live.address, lambda request: next(faults_left, PASS)) as proxy:
+        if kind == "sync":
+            client = Client(proxy.url, loop=loop, deadline=4)
+            decision = client.rank(actions=MENU)
+            client.close(0)
+        else:
+
+            async def run():
+                async with AsyncClient(proxy.url, loop=loop, deadline=4) as client:
+                    return await client.rank(actions=MENU)
+
+            decision = asyncio.run(run())
+        assert not decision.fallback
+        assert proxy.seen == [HANG, PASS]
+    assert stored(live, loop)[0] == [decision.event_id]
+    gc.collect()
+
+
+SLOW = reply(
+    b'{"event_id":"e","action":"tea","probability":1.0,"model_version":1,"ranking":[]}',
+    headers=b"Content-Type: application/json\r\n",
+)
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_reply_in_the_second_half_of_the_deadline_decides(kind):
+    """A service that takes 0.6 of the deadline for each reply decides, and is not asked again and again."""
+    with answering(SLOW, seconds=1.2) as url:
+        if kind == "sync":
+            client = Client(url, deadline=2)
+            decisions = [client.rank(actions=MENU) for _ in range(2)]
+            client.close(0)
+        else:
+
+            async def run():
+                async with AsyncClient(url, deadline=2) as client:
+                    return await asyncio.gather(*(client.rank(actions=MENU) for _ in range(2)))
+
+            decisions = asyncio.run(run())
+    assert [decision.error for decision in decisions] == [None, None]
+
+
+def test_a_call_that_is_in_more_haste_than_the_client_does_not_make_the_service_look_away(caplog):
+    with answering(SLOW, seconds=0.3) as url, Client(url, deadline=LIMIT) as client:
+        assert client.rank(actions=MENU, deadline=0.01).fallback
+        assert not client.rank(actions=MENU).fallback
+    assert "does not decide" not in caplog.text
 
 
 def test_rewards_never_block_and_the_oldest_are_dropped_when_there_are_too_many():
@@ -186,6 +261,107 @@ def test_a_reward_that_is_refused_is_counted_and_the_next_one_is_sent(live, loop
         status = client.rewards()
     assert (status.sent, status.refused) == (1, 1)
     assert f"value must be in [0, {N}]" in caplog.text
+
+
+IDS = [
+    *(
+        ".",
+        "..",
+        "../..",
+        "..;/",
+        "a/b",
+        "/",
+        "//",
+        "\\",
+        "%2e%2e",
+        "%2F",
+        "%00",
+        "a\0b",
+        "rewards",
+        "activate",
+        "?x=1",
+        "#",
+        " ",
+        "+",
+    ),
+    *(
+        "é",
+        "e\u0301",
+        "😀",
+        "\ud800",
+        "\u202e",
+        "\r\nX: y",
+        "a\tb",
+        "<script>",
+        "' OR 1=1",
+        '"',
+        "{}",
+        "null",
+        "x" * 200,
+        "x" * 201,
+        "",
+    ),
+]
+
+
+@pytest.mark.parametrize("strange", IDS, ids=ascii)
+def test_no_id_however_strange_changes_what_happens_to_the_next_call(live, loop, strange):
+    """An id is sent as it is, or refused at the call; the reward behind it is stored, and the next call decides."""
+    with Client(live.url, loop=loop, deadline=LIMIT) as client:
+        calls = [
+            lambda: client.reward(strange, 1.0),
+            lambda: client.reward("event", 1.0, id=strange),
+            lambda: client.reward("event", outcomes={strange: 1.0}),
+            lambda: client.activate(strange),
+            lambda: client.rank(actions=[strange, "b"]),
+            lambda: client.rank(actions=MENU, user=strange, exclude=[strange]),
+            lambda: client.rank(actions=MENU, event_id=strange).reward(1.0),
+            lambda: client.similar(strange),
+            lambda: client.erase(strange) if len(strange) < 3 else None,
+        ]
+        for call in calls:
+            with contextlib.suppress(ValueError, ServiceError):
+                call()
+            decision = client.rank(actions=MENU)
+            assert not decision.fallback
+            decision.reward(1.0)
+        assert client.flush(LIMIT)
+        status = client.rewards()
+        assert (status.queued, status.dropped, status.sent >= len(calls)) == (0, 0, True)
+        rewarded = {event for event, _ in stored(live, loop)[1]}
+        assert decision.event_id in rewarded
+    with contextlib.suppress(ValueError):
+        Client(live.url, loop=strange).close()
+
+
+@settings(max_examples=100)
+@given(st.lists(st.text(st.characters(), min_size=1, max_size=8), max_size=20))
+def test_no_event_id_is_changed_or_lost_on_its_way(events):
+    """Whatever their ids, rewards arrive once, in their order."""
+    received = []
+
+    @contextlib.contextmanager
+    def connect():
+        yield take
+
+    def take(request):
+        events = [reward["event_id"] for reward in json.loads(request.body)["rewards"]]
+        received.extend(events)
+        return Answer(200, json.dumps({"results": [{"event_id": event} for event in events]}).encode(), {})
+
+    calls = Calls("default", deadline=1.0, admin_deadline=1.0, fallback="first", feedback=None)
+    rewards = Rewards(connect, limit=1_000)
+    sendable = []
+    for event in events:
+        try:
+            request = calls.reward(event, 1.0, None, None)
+        except ValueError:  # half of a surrogate pair
+            continue
+        sendable.append(event)
+        rewards.put(request)
+    assert rewards.flush(LIMIT)
+    rewards.close()
+    assert received == sendable
 
 
 STRANGE = [b"<html>", b"", b"null", b"[]", b"{}", b'{"event_id":"\xff"}', b'{"x":' + b"[" * 100_000]

@@ -60,7 +60,7 @@ def test_a_wait_that_took_longer_than_the_call_had_ends_it_with_the_last_failure
 def test_a_call_that_was_kept_from_its_first_try_until_its_deadline_is_not_tried():
     times = iter([0.0, 1.5])
     step = advance(retrying(REQUEST, 1.0, clock=lambda: next(times)), None)
-    assert (isinstance(step, Finished), step.value) == (True, Failure("no answer within 1 s"))
+    assert (isinstance(step, Finished), step.value) == (True, Failure("no answer within 1 s", is_late=True))
 
 
 def test_a_wait_that_the_service_asks_for_is_kept_if_there_is_time_and_else_the_call_ends_at_once():

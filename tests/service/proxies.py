@@ -111,8 +111,8 @@ def no_service():
 
 
 @contextlib.contextmanager
-def answering(*replies):
-    """The address of a port that gives these replies, the last one again and again."""
+def answering(*replies, seconds=0.0):
+    """The address of a port that gives these replies, the last one again and again, each after ``seconds``."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         left = list(replies)
 
@@ -125,6 +125,7 @@ def answering(*replies):
         def serve(client):
             with contextlib.suppress(OSError, EOFError), client:
                 message(client.makefile("rb"))
+                threading.Event().wait(seconds)
                 client.sendall(left.pop(0) if len(left) > 1 else left[0])
 
         threading.Thread(target=accept, daemon=True).start()

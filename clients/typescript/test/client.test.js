@@ -22,7 +22,7 @@ test("decides, and sends the reward", async () => {
   assert.equal(decision.explanations.length, 3);
   decision.reward(1);
   assert.ok(await client.flush(LIMIT));
-  assert.deepEqual(client.rewards(), { queued: 0, sent: 1, refused: 0, dropped: 0 });
+  assert.deepEqual(client.rewards(), { queued: 0, sent: 1, refused: 0, dropped: 0, oldestMilliseconds: 0 });
   await client.close();
   assert.throws(() => client.reward("e", 1), /closed/);
 });
@@ -103,7 +103,7 @@ test("a reply that never comes keeps nobody waiting", async () => {
 test("drops the oldest rewards when there are too many", async () => {
   const client = new Client(nobody, { queueLimit: 10 });
   for (let k = 0; k < 100; k++) client.reward(`e${k}`, 1);
-  assert.deepEqual(client.rewards(), { queued: 10, sent: 0, refused: 0, dropped: 90 });
+  assert.deepEqual(counted(client), { queued: 10, sent: 0, refused: 0, dropped: 90 });
   await client.close(0);
   assert.equal(client.rewards().dropped, 100);
 });
@@ -147,7 +147,7 @@ test("named outcomes make the reward", async () => {
   decision.reward({ click: 1 });
   client.reward(decision.eventId, { purchase: 50 });
   assert.ok(await client.flush(LIMIT));
-  assert.deepEqual(client.rewards(), { queued: 0, sent: 2, refused: 0, dropped: 0 });
+  assert.deepEqual(client.rewards(), { queued: 0, sent: 2, refused: 0, dropped: 0, oldestMilliseconds: 0 });
   await Promise.all([admin.close(), client.close()]);
 });
 
@@ -185,9 +185,9 @@ test("a reward that comes just as the last one was sent is sent too", async () =
     let sent = 0, late;
     const text = async () => {
       if (++sent === 1) late = (async () => { for (let k = 0; k < ticks; k++) await null; client.reward("late", 1); })();
-      return "";
+      return '{"results": [{"event_id": "first"}]}';
     };
-    const client = new Client(nobody, { fetch: async () => ({ ok: true, status: 204, headers: new Headers(), text }) });
+    const client = new Client(nobody, { fetch: async () => ({ ok: true, status: 200, headers: new Headers(), text }) });
     client.reward("first", 1);
     await client.flush();
     await late;
@@ -198,14 +198,15 @@ test("a reward that comes just as the last one was sent is sent too", async () =
 
 test("a reward that is no JSON is refused at once and holds up no other, and one that changes later is sent as it was", async () => {
   const bodies = [];
-  const client = new Client(nobody, { fetch: async (_, { body }) => (bodies.push(body), new Response(null, { status: 204 })) });
+  const client = new Client(nobody, { fetch: async (_, { body }) => (bodies.push(body), stored(body)) });
   assert.throws(() => client.reward("a", { click: "1" }), TypeError);
   const outcomes = { click: 1 };
   client.reward("b", 1, { id: "b" });
   client.reward("c", outcomes, { id: "c" });
   outcomes.click = 2;
   assert.ok(await client.flush());
-  assert.deepEqual(bodies.map((body) => JSON.parse(body)), [{ value: 1, id: "b" }, { outcomes: { click: 1 }, id: "c" }]);
+  const [first, second] = bodies.flatMap((body) => JSON.parse(body).rewards);
+  assert.deepEqual([first, second], [{ event_id: "b", value: 1, id: "b" }, { event_id: "c", outcomes: { click: 1 }, id: "c" }]);
   await assert.rejects(client.rank({ context: { n: () => 1 }, actions: MENU }), TypeError);
 });
 
@@ -243,6 +244,10 @@ test("whatever a proxy answers, decisions fall back and other calls throw a Serv
   await assert.rejects(client.events().next(), ServiceError);
 });
 
+/** The service's answer to a batch of rewards that are all stored. */
+const stored = (body) => Response.json({ results: JSON.parse(body).rewards.map(({ event_id: event }) => ({ event_id: event })) });
+const counted = (client) => (({ oldestMilliseconds: _, ...counts }) => counts)(client.rewards());
+
 const answers = (status, code) => async () => Response.json({ error: { code, message: "no", target: null } }, { status });
 const warnings = (context) => context.mock.method(console, "warn", () => {}).mock;
 
@@ -257,17 +262,82 @@ test("a wrong key, a missing loop, a proxy and a redirect lose no reward, and ar
     for (let k = 0; k < 5; k++) client.reward(`e${k}`, true);
     assert.equal(await client.flush(20), false);
     while (waits < 3) await new Promise((resolve) => realTimeout(resolve, 1));
-    assert.deepEqual(client.rewards(), { queued: 5, sent: 0, refused: 0, dropped: 0 });
+    assert.deepEqual(counted(client), { queued: 5, sent: 0, refused: 0, dropped: 0 });
     assert.equal(warned.callCount(), began + 1);
     const bodies = [];
-    fetch = async (path, { body }) => (bodies.push([path.split("/").at(-2), JSON.parse(body).value]), new Response(null, { status: 204 }));
+    fetch = async (_, { body }) => (bodies.push(...JSON.parse(body).rewards), stored(body));
     assert.ok(await client.flush(LIMIT));
-    assert.deepEqual(bodies, ["e0", "e1", "e2", "e3", "e4"].map((event) => [event, 1]));
+    assert.deepEqual(bodies.map(({ event_id: event, value }) => [event, value]), ["e0", "e1", "e2", "e3", "e4"].map((event) => [event, 1]));
     set.mock.restore();
     await client.close();
   }
 });
 const realTimeout = globalThis.setTimeout;
+
+test("one reward that makes the service refuse a batch keeps no other, and a service without batches gets them one by one", async (context) => {
+  warnings(context);
+  const seen = [];
+  const poisoned = async (_, { body }) => (seen.push(JSON.parse(body).rewards), body.includes("poison") ? answers(422, "invalid")() : stored(body));
+  const client = new Client(nobody, { fetch: poisoned });
+  for (let k = 0; k < 400; k++) client.reward(k === 123 ? "poison" : `e${k}`, 1);
+  assert.ok(await client.flush(LIMIT));
+  assert.deepEqual(counted(client), { queued: 0, sent: 399, refused: 1, dropped: 0 });
+  assert.ok(seen.length < 40, `${seen.length} requests`);
+  const sent = seen.filter((batch) => !batch.some(({ event_id: event }) => event === "poison")).flat().map(({ event_id: event }) => event);
+  assert.deepEqual(sent, Array.from({ length: 400 }, (_, k) => `e${k}`).filter((event) => event !== "e123"));
+
+  const paths = [];
+  const older = async (path) => (paths.push(path.slice(path.indexOf("/events"))), path.endsWith("/rewards") ? answers(404, "unknown_path")() : new Response(null, { status: 204 }));
+  const other = new Client(nobody, { fetch: older });
+  for (const event of ["a/b", "..", ".", "c"]) other.reward(event, 1);
+  other.activate("d");
+  assert.ok(await other.flush(LIMIT));
+  assert.deepEqual(counted(other), { queued: 0, sent: 3, refused: 2, dropped: 0 });
+  assert.deepEqual(paths, ["/events/rewards", "/events/a%2Fb/reward", "/events/c/reward", "/events/d/activate"]);
+});
+
+test("no id, however strange, changes what happens to the next call", async (context) => {
+  warnings(context);
+  const received = [];
+  const decided = { event_id: "e", action: "tea", probability: 1, ranking: [], model_version: 1 };
+  const fetch = async (path, { body }) => {
+    if (new URL(path).pathname !== path.slice(nobody.length).split("?")[0]) return new Response("<html>", { status: 404 }); // normalized on its way
+    if (!path.endsWith("/events/rewards")) return Response.json(decided);
+    received.push(...JSON.parse(body).rewards.map(({ event_id: event }) => event));
+    return stored(body);
+  };
+  const client = new Client(nobody, { fetch });
+  for (const strange of [".", "..", "../..", "a/b", "\\", "%2e%2e", "%00", "rewards", "?x=1", "#", " ", "é", "😀", "\ud800", "x".repeat(200), "x".repeat(201), ""]) {
+    const calls = [
+      () => client.reward(strange, 1), () => client.reward("e", 1, { id: strange }), () => client.reward("e", { [strange]: 1 }), () => client.activate(strange),
+      () => client.rank({ actions: [strange, "b"], user: strange }), () => client.similar(strange), () => client.erase(strange), () => new Client(nobody, { loop: strange }),
+    ];
+    for (const call of calls) {
+      try {
+        await call();
+      } catch (error) {
+        assert.ok(error instanceof RangeError || error instanceof TypeError || error instanceof ServiceError, `${strange}: ${error}`);
+      }
+      assert.equal((await client.rank({ actions: MENU })).fallback, false, strange);
+    }
+    client.reward(`good after ${strange.length}`, 1);
+    assert.ok(await client.flush(LIMIT), strange);
+    assert.equal(received.at(-1), `good after ${strange.length}`);
+  }
+  assert.ok(received.includes("..") && received.includes("."));
+});
+
+test("rewards have an age, and one that waits for long is said", async (context) => {
+  const warned = warnings(context);
+  let now = 0;
+  context.mock.method(performance, "now", () => now);
+  const client = new Client(nobody, { fetch: async () => new Promise(() => {}) });
+  client.reward("a", 1);
+  now = 11_000;
+  assert.equal(client.rewards().oldestMilliseconds, 11_000);
+  for (let k = 0; k < 3; k++) client.reward("b", 1);
+  assert.deepEqual(warned.calls.map(({ arguments: [message] }) => message), ["fedres: rewards have waited for 10 s to be sent: 2 are queued"]);
+});
 
 test("a client that is closed while its key is wrong waits for one more try", async (context) => {
   const warned = warnings(context);
@@ -280,12 +350,12 @@ test("a client that is closed while its key is wrong waits for one more try", as
 
 test("rewards are numbers, true is 1, and all else is thrown at the call", async () => {
   const bodies = [];
-  const client = new Client(nobody, { fetch: async (_, { body }) => (bodies.push(JSON.parse(body)), new Response(null, { status: 204 })) });
+  const client = new Client(nobody, { fetch: async (_, { body }) => (bodies.push(...JSON.parse(body).rewards), stored(body)) });
   for (const value of [true, false, 0.5, 2n, { toNumber: () => 0.25 }]) client.reward("e", value, { id: 7 });
   client.reward("e", { click: true }, { id: "c" });
   assert.ok(await client.flush());
   assert.deepEqual(bodies.slice(0, 5).map(({ value, id }) => [value, id]), [1, 0, 0.5, 2, 0.25].map((value) => [value, "7"]));
-  assert.deepEqual(bodies[5], { outcomes: { click: 1 }, id: "c" });
+  assert.deepEqual(bodies[5], { event_id: "e", outcomes: { click: 1 }, id: "c" });
   const fallen = await new Client(nobody, { deadline: 20 }).rank({ actions: MENU });
   for (const value of ["1", null, undefined, NaN, Infinity, {}, [1], new Date(), { click: "1" }, { click: NaN }, () => 1]) {
     assert.throws(() => client.reward("e", value), /must be/, String(value));
@@ -382,10 +452,10 @@ test("each kind of trouble is said once on the console, and an observer sees eve
   assert.equal(client.rewards().refused, 3);
   assert.deepEqual(said().map((message) => message.slice(0, 45)), [
     "fedres: the service refused a request: 404 no", "fedres: the service refused a request: 401 no", "fedres: the service does not decide: gone",
-    "fedres: the service does not decide: gone aga", "fedres: the service refused /events/e/reward:",
+    "fedres: the service does not decide: gone aga", "fedres: the service refused 1 of the rewards ",
   ]);
   assert.deepEqual(seen[0], ["rank", 404, "unknown_loop"]);
-  assert.deepEqual(seen.at(-1), ["reward", 422, "invalid"]);
+  assert.deepEqual(seen.at(-1), ["rewards", 422, "invalid"]);
   const failing = new Client(nobody, { observe: () => { throw new Error("no"); }, fetch: async () => Response.json(decided) });
   assert.equal((await failing.rank({ actions: MENU })).action, "tea");
 });

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from fedres.client.hosted.base import CONNECTIONS, BaseClient, either
 from fedres.client.hosted.calls import PAGE, ServiceCall, observed
-from fedres.client.hosted.retrying import retrying
+from fedres.client.hosted.retrying import no_answer, passes, retrying
 from fedres.client.hosted.rewards import CLOSE_SECONDS
 from fedres.client.hosted.types import Decision, Event, RankRequest, Recommendation, Slot
 from fedres.client.inputs import Actions, Features, Id
@@ -29,8 +30,8 @@ class AsyncClient(BaseClient):
     """
 
     _http: httpx.AsyncClient | None = None
-    _event_loop: asyncio.AbstractEventLoop | None = None  # owner of the connections
-    _closed = False
+    _event_loop: asyncio.AbstractEventLoop | None = None  # that the connections belong to
+    _places: asyncio.Semaphore  # one for each connection
 
     async def __aenter__(self) -> Self:
         self._connected()  # import now, not within the first decision's deadline
@@ -213,33 +214,59 @@ class AsyncClient(BaseClient):
             await self._http.aclose()
 
     async def _do(self, call: ServiceCall[T]) -> T:
+        self._check_open()
         began = time.monotonic()
         answer = await self._answer_to(call)
         observed(self._observe, call.name, time.monotonic() - began, answer)
         return call.read(answer)
 
     async def _answer_to(self, call: ServiceCall[Any]) -> Answer | Failure:
-        if self._closed:
-            return Failure("the client is closed")
-        try:
-            async with asyncio.timeout(call.seconds):
-                return await self._tried(call.request, call.seconds, again=not (call.hot and self._calls.away))
-        except TimeoutError:
-            return Failure(f"no answer within {call.seconds:g} s")
-        except RuntimeError:  # of httpx, which was closed between two tries
-            if not self._closed:
-                raise
-            return Failure("the client is closed")
+        with self._attempt(call) as attempt:
+            if attempt is None:
+                return self._away()
+            end = time.monotonic() + call.seconds
+            tries = {self._start(call, call.seconds, again=not attempt.is_probe)}
+            repeat_at = self._repeat_at(call, attempt)
+            answer: Answer | Failure = no_answer(call.seconds)
+            try:
+                while tries:
+                    left = min(end, repeat_at) - time.monotonic()
+                    done, _ = await asyncio.wait(tries, timeout=max(0.0, left), return_when=asyncio.FIRST_COMPLETED)
+                    now = time.monotonic()
+                    if not done and now >= end:
+                        break
+                    if not done and now >= repeat_at:
+                        repeat_at = math.inf
+                        if self._calls.availability.may_repeat():
+                            tries.add(self._start(call, end - now, again=False))
+                    for task in done:
+                        tries.remove(task)
+                        answer = task.result()
+                        if not passes(answer):
+                            return answer
+                return answer
+            finally:
+                for task in tries:
+                    task.cancel()
+
+    def _start(self, call: ServiceCall[Any], seconds: float, *, again: bool) -> asyncio.Task[Answer | Failure]:
+        self._connected()  # an error of the caller is raised here, and not in the task
+        return asyncio.ensure_future(self._tried(call.request, seconds, again=again))
 
     async def _tried(self, request: Request, seconds: float, *, again: bool) -> Answer | Failure:
         flow = retrying(request, seconds, again=again, clock=time.monotonic)
         step = advance(flow, None)
-        while not isinstance(step, Finished):
-            if isinstance(step, Wait):
-                await asyncio.sleep(step.seconds)
-                step = advance(flow, None)
-            else:
-                step = advance(flow, await self._try(step))
+        try:
+            while not isinstance(step, Finished):
+                if isinstance(step, Wait):
+                    await asyncio.sleep(step.seconds)
+                    step = advance(flow, None)
+                else:
+                    step = advance(flow, await self._try(step))
+        except RuntimeError:  # of httpx, which was closed between two tries
+            if not self._closed:
+                raise
+            return Failure("the client is closed")
         answer: Answer | Failure = step.value
         return answer
 
@@ -247,10 +274,10 @@ class AsyncClient(BaseClient):
         from fedres.client.transport import ask_async
 
         try:
-            async with asyncio.timeout(request.seconds):
+            async with asyncio.timeout(request.seconds), self._places:
                 return await ask_async(self._connected(), request)
         except TimeoutError:
-            return Failure(f"no answer within {request.seconds:g} s")
+            return no_answer(request.seconds)
 
     def _connected(self) -> httpx.AsyncClient:
         """Return the connections of this event loop: those of a closed one cannot be used and are abandoned."""
@@ -261,5 +288,7 @@ class AsyncClient(BaseClient):
             import httpx
 
             limits = httpx.Limits(max_connections=CONNECTIONS, max_keepalive_connections=CONNECTIONS)
-            self._http, self._event_loop = httpx.AsyncClient(**self._options, limits=limits), now
+            self._http = httpx.AsyncClient(**self._options, limits=limits)
+            self._places = asyncio.Semaphore(CONNECTIONS)  # httpx looks at all waiting calls for each that ends
+            self._event_loop = now
         return self._http

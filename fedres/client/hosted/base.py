@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from fedres.client.hosted.calls import Calls
+from fedres.client.hosted.availability import TRY, Attempt
+from fedres.client.hosted.calls import Calls, ServiceCall
 from fedres.client.hosted.fallbacks import Fallback
 from fedres.client.hosted.rewards import Ask, Rewards
 from fedres.client.hosted.types import Observed, RewardStatus
 from fedres.client.inputs import Id
-from fedres.client.wire import Request
+from fedres.client.wire import Failure, Request
 
 if TYPE_CHECKING:
     import ssl
@@ -28,6 +30,8 @@ CONNECTIONS = 32  # calls at a time; further ones wait, no longer than their dea
 
 class BaseClient:
     """A client's calls, its queue of rewards, and its connection."""
+
+    _closed = False
 
     def __init__(
         self,
@@ -46,6 +50,7 @@ class BaseClient:
     ) -> None:
         from fedres.client.transport import address, headers  # imports httpx, which takes longest
 
+        _check_options(queue_limit, observe, verify)
         url = address(url, LOCAL)
         within = either(deadline, timeout)
         self._options: dict[str, Any] = {"base_url": url, "headers": headers(key), "verify": _tls(url, verify)}
@@ -80,8 +85,30 @@ class BaseClient:
             self._rewards.put(request)
 
     def rewards(self) -> RewardStatus:
-        """Return the numbers of queued, sent, refused and dropped rewards."""
+        """Return the numbers of queued, sent, refused and dropped rewards, and for how long the oldest has waited."""
         return self._rewards.status()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RuntimeError("the client is closed")
+
+    @contextmanager
+    def _attempt(self, call: ServiceCall[Any]) -> Iterator[Attempt | None]:
+        """Yield how a call may be tried, None if the service is away and another call is trying."""
+        availability = self._calls.availability
+        attempt = availability.begin() if call.hot else TRY
+        try:
+            yield attempt
+        finally:
+            if attempt is not None:
+                availability.end(attempt, call.began)
+
+    def _away(self) -> Failure:
+        return Failure(f"the service is away: {self._calls.availability.reason}")
+
+    def _repeat_at(self, call: ServiceCall[Any], attempt: Attempt) -> float:
+        """Return when a call may be sent a second time, beside its first try: half of its time is left then."""
+        return call.began + call.seconds / 2 if call.hot and not attempt.is_probe else math.inf
 
     def _new_http(self) -> httpx.Client:
         import httpx
@@ -96,6 +123,18 @@ class BaseClient:
 
         with self._new_http() as http:
             yield lambda request: ask(http, request, whole=True)
+
+
+def _check_options(queue_limit: Any, observe: Any, verify: Any) -> None:
+    """Refuse what would fail later, or would be ignored."""
+    import ssl
+
+    if isinstance(queue_limit, bool) or not isinstance(queue_limit, int):
+        raise TypeError(f"queue_limit must be a whole number, got {queue_limit!r}")
+    if observe is not None and not callable(observe):
+        raise TypeError(f"observe must be a function, got {observe!r}")
+    if verify is not None and not isinstance(verify, ssl.SSLContext):
+        raise TypeError(f"verify must be an ssl.SSLContext, got {verify!r}")
 
 
 def either(deadline: float | None, timeout: float | None) -> float | None:

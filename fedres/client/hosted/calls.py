@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Generic, Literal, TypeVar
@@ -22,6 +24,7 @@ from fedres.client.hosted.answers import (
     decoded,
     unreadable,
 )
+from fedres.client.hosted.availability import Availability
 from fedres.client.hosted.fallbacks import Fallback, ValidRequest, check, event_name, fall_back, fall_back_slots
 from fedres.client.hosted.types import (
     FALLBACK_PREFIX,
@@ -43,6 +46,7 @@ from fedres.event_ids import LONGEST_ID, new_event_id
 log = logging.getLogger("fedres.client")
 
 T = TypeVar("T")
+R = TypeVar("R")
 P = TypeVar("P", Ranked, Explanation)
 
 BATCH = 100  # requests in one call: the service's default limit
@@ -61,14 +65,15 @@ class ServiceCall(msgspec.Struct, Generic[T], frozen=True):
     request: Request
     seconds: float
     read: Callable[[Answer | Failure], T]
-    hot: bool = False
+    hot: bool = False  # a decision: it falls back while the service is away
+    began: float = 0.0  # by the monotonic clock
 
 
 _encode = msgspec.json.encode
 
 
 class Calls:
-    """The calls of one loop; ``away`` tells whether the last one on the hot path failed."""
+    """The calls of one loop."""
 
     def __init__(
         self,
@@ -79,44 +84,50 @@ class Calls:
         fallback: Fallback | None,
         feedback: FeedbackSender,
     ) -> None:
-        if not loop:
-            raise ValueError("loop must be a name, got ''")
-        for name, seconds in (("deadline", deadline), ("admin_deadline", admin_deadline)):
-            if not 0 < seconds < math.inf:
-                raise ValueError(f"{name} must be positive and finite, got {seconds!r}")
+        if not isinstance(loop, str) or not loop:
+            raise ValueError(f"loop must be a name, got {loop!r}")
+        deadline = seconds_of("deadline", deadline, most=sys.float_info.max)
+        admin_deadline = seconds_of("admin_deadline", admin_deadline, most=sys.float_info.max)
         if fallback is not None and fallback != "first" and not callable(fallback):
             raise ValueError(f"fallback must be 'first', a function or None, got {fallback!r}")
-        self._base = "/v1/loops/" + quote(loop, safe="")
+        self._base = "/v1/loops/" + _segment("loop", loop)
         self._deadline, self._admin_deadline = deadline, min(admin_deadline, LONGEST_DEADLINE)
         self._fallback, self._feedback = fallback, feedback
-        self.away = False
+        self.availability = Availability()
 
     # the hot path
 
     def rank(self, request: RankRequest, deadline: float | None) -> ServiceCall[Decision]:
         valid = check(request)
 
-        def read(answer: Answer | Failure) -> Decision:
-            try:
-                return self._decision(valid, self._read(answer, RankResult))
-            except ServiceError as error:
-                return self._fall_back(valid, error)
-
-        return self._hot("rank", "/rank", valid.body(), read, deadline)
+        return self._hot(
+            "rank",
+            "/rank",
+            valid.body(),
+            RankResult,
+            decided=lambda result: self._decision(valid, result),
+            instead=lambda error: self._fall_back(valid, error),
+            deadline=deadline,
+        )
 
     def rank_many(self, requests: Iterable[RankRequest], deadline: float | None) -> ServiceCall[list[Decision]]:
         many = [check(request) for request in requests]
 
-        def read(answer: Answer | Failure) -> list[Decision]:
-            try:
-                results = self._read(answer, Decisions).results
-                if len(results) != len(many):
-                    raise unreadable(f"{len(results)} results for {len(many)} requests")
-            except ServiceError as error:
-                return [self._fall_back(valid, error) for valid in many]
+        def decided(decisions: Decisions) -> list[Decision]:
+            results = decisions.results
+            if len(results) != len(many):
+                raise unreadable(f"{len(results)} results for {len(many)} requests")
             return [self._result_of(valid, result) for valid, result in zip(many, results, strict=True)]
 
-        return self._hot("rank_many", "/rank/batch", {"requests": [valid.body() for valid in many]}, read, deadline)
+        return self._hot(
+            "rank_many",
+            "/rank/batch",
+            {"requests": [valid.body() for valid in many]},
+            Decisions,
+            decided=decided,
+            instead=lambda error: [self._fall_back(valid, error) for valid in many],
+            deadline=deadline,
+        )
 
     def slots(
         self, request: RankRequest, slots: Iterable[Slot | Id], deadline: float | None
@@ -126,20 +137,27 @@ class Calls:
         names = [identifier("slots", place.id) for place in places]
         fall_back_slots(valid, places, "first")  # refuses a page that cannot be filled
 
-        def read(answer: Answer | Failure) -> list[Decision]:
-            try:
-                page = self._read(answer, Page)
-                if [slot.id for slot in page.slots] != names:
-                    raise unreadable("other slots than those of the request")
-            except ServiceError as error:
-                chosen = fall_back_slots(valid, places, self._fallback_or_raise(error))
-                return [self._fallen_back(action, error, slot.id) for slot, action in zip(places, chosen, strict=True)]
+        def decided(page: Page) -> list[Decision]:
+            if [slot.id for slot in page.slots] != names:
+                raise unreadable("other slots than those of the request")
             filled = zip(places, page.slots, strict=True)
             return [self._filled(valid, place, slot, page.model_version) for place, slot in filled]
 
+        def instead(error: ServiceError) -> list[Decision]:
+            chosen = fall_back_slots(valid, places, self._fallback_or_raise(error))
+            return [self._fallen_back(action, error, slot.id) for slot, action in zip(places, chosen, strict=True)]
+
         sent = [msgspec.structs.replace(place, id=name) for name, place in zip(names, places, strict=True)]
         fields = {name: value for name, value in valid.body().items() if name not in ("exclude", "explain")}
-        return self._hot("slots", "/rank/slots", {**fields, "slots": sent}, read, deadline)
+        return self._hot(
+            "slots",
+            "/rank/slots",
+            {**fields, "slots": sent},
+            Page,
+            decided=decided,
+            instead=instead,
+            deadline=deadline,
+        )
 
     def recommend(
         self,
@@ -165,24 +183,29 @@ class Calls:
         }
         page = new_event_id() if event_id is None else event_name(event_id)  # so a repeat is the same page
         body = {"event_id": page, "n": n, **{name: value for name, value in optional.items() if value}}
-        instead = identifiers("fallback", fallback)[:n]
+        first = identifiers("fallback", fallback)[:n]
 
-        def read(answer: Answer | Failure) -> list[Recommendation]:
-            try:
-                items = self._read(answer, Recommended).items
-            except ServiceError as error:
-                self._fallback_or_raise(error)
-                return [self._recommended(name, error) for name in instead]
-            return [Recommendation(**msgspec.structs.asdict(item), feedback=self._feedback) for item in items]
+        def decided(page: Recommended) -> list[Recommendation]:
+            return [Recommendation(**msgspec.structs.asdict(item), feedback=self._feedback) for item in page.items]
 
-        return self._hot("recommend", "/recommend", body, read, deadline)
+        def instead(error: ServiceError) -> list[Recommendation]:
+            self._fallback_or_raise(error)
+            return [self._recommended(name, error) for name in first]
+
+        return self._hot(
+            "recommend", "/recommend", body, Recommended, decided=decided, instead=instead, deadline=deadline
+        )
 
     def _recommended(self, name: str, error: ServiceError) -> Recommendation:
-        event_id, nothing = FALLBACK_PREFIX + new_event_id(), math.nan
         return Recommendation(
-            id=name, event_id=event_id, score=nothing, probability=nothing, fallback=True, error=error,
+            id=name,
+            event_id=FALLBACK_PREFIX + new_event_id(),
+            score=None,
+            probability=None,
+            fallback=True,
+            error=error,
             feedback=self._feedback,
-        )  # fmt: skip
+        )
 
     def reward(self, event_id: Id, value: Any, outcomes: Mapping[str, Any] | None, id: Id | None) -> Request | None:
         """Return the request for a reward, which has an id so that a repeat counts once; None for a fallback's."""
@@ -193,7 +216,7 @@ class Calls:
             if not isinstance(outcomes, Mapping) or not outcomes:
                 raise TypeError(f"outcomes must be a mapping from names to numbers, got {outcomes!r}")
             body["outcomes"] = {name: number(f"outcomes[{name!r}]", each) for name, each in outcomes.items()}
-        body["id"] = new_event_id() if id is None else identifier("id", id)
+        body["id"] = new_event_id() if id is None else _named("id", id)
         return self._feedback_on(event_id, "/reward", _encode(body))
 
     def activate(self, event_id: Id) -> Request | None:
@@ -201,8 +224,8 @@ class Calls:
 
     def _feedback_on(self, event_id: Id, what: str, body: bytes) -> Request | None:
         """Return a request about an event; the service does not have those of fallbacks."""
-        name = identifier("event_id", event_id)
-        path = _event(name) + what
+        name = _named("event_id", event_id)
+        path = f"/events/{quote(name, safe='')}{what}"  # sent in the body, with those of other events
         return None if name.startswith(FALLBACK_PREFIX) else self._post(path, body)
 
     # everything else
@@ -234,7 +257,7 @@ class Calls:
         )
 
     def similar(self, item: Id, n: int) -> ServiceCall[list[dict[str, Any]]]:
-        path = f"/similar/{quote(identifier('item', item), safe='')}?n={n:d}"
+        path = f"/similar/{_segment('item', identifier('item', item))}?n={n:d}"
         return self._admin("similar", "GET", path, None, lambda document: list(document["items"]))
 
     def feedback(self, events: Iterable[Mapping[str, Any]]) -> ServiceCall[dict[str, int]]:
@@ -267,7 +290,7 @@ class Calls:
         name = identifier("user", user)
         if not name:
             raise ValueError("user must have at least one character, got ''")
-        path = f"/v1/users/{quote(name, safe='')}"
+        path = f"/v1/users/{_segment('user', name)}"
         seconds = max(ERASE_SECONDS, self._admin_deadline)
         return ServiceCall(
             "erase", self._request("DELETE", path, seconds=seconds), seconds, lambda answer: _nothing(checked(answer))
@@ -292,11 +315,28 @@ class Calls:
         return self._request("POST", self._base + path, body, seconds)
 
     def _hot(
-        self, name: str, path: str, body: Any, read: Callable[[Answer | Failure], T], deadline: float | None
+        self,
+        name: str,
+        path: str,
+        body: Any,
+        kind: type[R],
+        *,
+        decided: Callable[[R], T],
+        instead: Callable[[ServiceError], T],
+        deadline: float | None,
     ) -> ServiceCall[T]:
-        seconds = min(self._deadline if deadline is None else deadline, LONGEST_DEADLINE)
-        request = self._post(path, _written(body), seconds / 2)  # leaves time for a second try after a lost reply
-        return ServiceCall(name, request, seconds, read, hot=True)
+        """Return a call for decisions: what to make of the reply, and ``instead`` of it without one."""
+        seconds = self._deadline if deadline is None else seconds_of("deadline", deadline)
+        seconds = min(seconds, LONGEST_DEADLINE)
+        began = time.monotonic()
+
+        def read(answer: Answer | Failure) -> T:
+            try:
+                return decided(self._received(answer, kind, began, seconds))
+            except ServiceError as error:
+                return instead(error)
+
+        return ServiceCall(name, self._post(path, _written(body), seconds), seconds, read, hot=True, began=began)
 
     def _admin(
         self,
@@ -311,21 +351,20 @@ class Calls:
 
     # replies on the hot path
 
-    def _read(self, answer: Answer | Failure, kind: type[T]) -> T:
-        """Return the reply, and record whether the service is available."""
+    def _received(self, answer: Answer | Failure, kind: type[R], began: float, seconds: float) -> R:
+        """Return the reply, and note whether the service decides."""
         try:
             result = decoded(checked(answer).body, kind)
         except ServiceError as error:
-            if error.status == 0 or error.status >= 500 or error.status == 429:
-                if not self.away:
-                    log.warning("the service does not decide: %s", error)
-                self.away = True
+            is_own_haste = isinstance(answer, Failure) and answer.is_late and seconds < self._deadline
+            if is_own_haste:
+                log.debug("no decision within the call's own deadline: %s", error)
+            elif error.status == 0 or error.status >= 500 or error.status == 429:
+                self.availability.failed(began, str(error))
             else:
                 log.error("the service refused a request: %s", error)
             raise
-        if self.away:
-            log.info("the service decides again")
-        self.away = False
+        self.availability.worked()
         return result
 
     def _decision(self, valid: ValidRequest, result: RankResult | BatchResult) -> Decision:
@@ -373,7 +412,7 @@ class Calls:
         return Decision(
             event_id=FALLBACK_PREFIX + new_event_id(),
             action=action,
-            probability=math.nan,
+            probability=None,
             ranking=[],
             model_version=0,
             slot=slot,
@@ -398,11 +437,30 @@ def observed(observe: Callable[[Observed], None] | None, name: str, seconds: flo
         log.exception("the observer of calls failed")
 
 
-def _event(event_id: str) -> str:
-    """Return an event's path; refuse ids too long for a URL."""
-    if not 1 <= len(event_id) <= LONGEST_ID:
-        raise ValueError(f"event_id must have 1 to {LONGEST_ID} characters, got {len(event_id)}")
-    return f"/events/{quote(event_id, safe='')}"
+def seconds_of(name: str, value: Any, most: float = math.inf) -> float:
+    """Return a number of seconds, checked: a caller's mistake must not look like a service that does not answer."""
+    if isinstance(value, str | bytes) or not hasattr(type(value), "__float__"):
+        raise TypeError(f"{name} must be a number of seconds, got {value!r}")
+    seconds = float(value)
+    if not 0 < seconds <= most:
+        limit = "positive" if most == math.inf else "positive and finite"
+        raise ValueError(f"{name} must be {limit}, got {value!r}")
+    return seconds
+
+
+def _named(name: str, value: object) -> str:
+    """Return an id as text; refuse one that is empty or too long."""
+    text = identifier(name, value)
+    if not 1 <= len(text) <= LONGEST_ID:
+        raise ValueError(f"{name} must have 1 to {LONGEST_ID} characters, got {len(text)}")
+    return text
+
+
+def _segment(name: str, text: str) -> str:
+    """Return an id as a part of a path."""
+    if text in (".", ".."):
+        raise ValueError(f"{name} must not be {text!r}: HTTP clients remove such a part of a path")
+    return quote(text, safe="")
 
 
 def _written(body: Any) -> bytes:

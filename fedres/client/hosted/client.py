@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 from fedres.client.hosted.base import CONNECTIONS, BaseClient, either
 from fedres.client.hosted.calls import PAGE, ServiceCall, observed
-from fedres.client.hosted.retrying import retrying
+from fedres.client.hosted.retrying import no_answer, passes, retrying
 from fedres.client.hosted.rewards import CLOSE_SECONDS
 from fedres.client.hosted.types import Decision, Event, RankRequest, Recommendation, Slot
-from fedres.client.hosted.workers import Workers
+from fedres.client.hosted.workers import Job, Workers
 from fedres.client.inputs import Actions, Features, Id
 from fedres.client.wire import Answer, Failure, Finished, Flow, Wait, advance
 
@@ -43,8 +45,6 @@ class Client(BaseClient):
     other than decisions, and ``verify``, an ``ssl.SSLContext`` for a certificate authority of your own.
     A client may be shared by threads, and used after a fork.
     """
-
-    _closed = False
 
     def __enter__(self) -> Self:
         self._connected()  # import now, not within the first decision's deadline
@@ -227,20 +227,47 @@ class Client(BaseClient):
             engine.workers.stop(then=engine.http.close)
 
     def _do(self, call: ServiceCall[T]) -> T:
+        self._check_open()
         began = time.monotonic()
         answer = self._answer_to(call)
         observed(self._observe, call.name, time.monotonic() - began, answer)
         return call.read(answer)
 
     def _answer_to(self, call: ServiceCall[Any]) -> Answer | Failure:
-        if self._closed:
-            return Failure("the client is closed")
+        with self._attempt(call) as attempt:
+            if attempt is None:
+                return self._away()
+            end = time.monotonic() + call.seconds
+            finished: SimpleQueue[Job[Answer | Failure]] = SimpleQueue()
+            jobs = [self._start(call, call.seconds, finished, again=not attempt.is_probe)]
+            repeat_at = self._repeat_at(call, attempt)
+            answer: Answer | Failure = no_answer(call.seconds)
+            while jobs:
+                try:
+                    job = finished.get(timeout=max(0.0, min(end, repeat_at) - time.monotonic()))
+                except Empty:
+                    now = time.monotonic()
+                    if now >= end:
+                        break
+                    if now >= repeat_at:
+                        repeat_at = math.inf
+                        if self._calls.availability.may_repeat():
+                            jobs.append(self._start(call, end - now, finished, again=False))
+                    continue
+                jobs.remove(job)
+                answer = job.result()
+                if not passes(answer):
+                    break
+            for job in jobs:
+                job.abandoned = True
+            return answer
+
+    def _start(
+        self, call: ServiceCall[Any], seconds: float, finished: SimpleQueue[Job[Answer | Failure]], *, again: bool
+    ) -> Job[Answer | Failure]:
         engine = self._connected()
-        flow = retrying(call.request, call.seconds, again=not (call.hot and self._calls.away), clock=time.monotonic)
-        try:
-            return engine.workers.call(lambda: _drive(flow, engine.http), call.seconds)
-        except TimeoutError:
-            return Failure(f"no answer within {call.seconds:g} s")
+        flow = retrying(call.request, seconds, again=again, clock=time.monotonic)
+        return engine.workers.start(lambda: _drive(flow, engine.http), finished)
 
     def _connected(self) -> _Engine:
         """Return this process's connections and threads: a forked child cannot use its parent's."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from fedres.client.backoff import Backoff
-from fedres.client.wire import Answer, Failure, Flow, Request, Wait, refusal
+from fedres.client.wire import Answer, Failure, Flow, Request, Wait
 
 if TYPE_CHECKING:
     import random
@@ -23,13 +23,8 @@ def passes(answer: Answer | Failure) -> bool:
     return isinstance(answer, Failure) or answer.status in PASSING
 
 
-def refused(answer: Answer) -> bool:
-    """Return whether the service refuses a request because of its content, and so always will.
-
-    All other failures have causes that can be fixed: a wrong or expired key, a missing loop, a wrong
-    address.
-    """
-    return answer.status in (409, 413, 422) or (answer.status == 400 and bool(refusal(answer).code))
+def no_answer(seconds: float) -> Failure:
+    return Failure(f"no answer within {seconds:g} s", is_late=True)
 
 
 def retrying(
@@ -46,7 +41,7 @@ def retrying(
     """
     end = clock() + seconds
     backoff = Backoff(rng, first=FIRST_WAIT, longest=LONGEST_WAIT)
-    answer: Answer | Failure = Failure(f"no answer within {seconds:g} s")
+    answer: Answer | Failure = no_answer(seconds)
     while (left := end - clock()) > 0:  # a wait may last longer than requested: sockets refuse a timeout below 0
         received = yield replace(request, seconds=min(request.seconds, left))
         assert received is not None

@@ -10,6 +10,7 @@ import fcntl
 import logging
 import os
 import sqlite3
+from collections.abc import Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 
@@ -49,10 +50,10 @@ class Spool:
         assert number is not None
         return number
 
-    def remove(self, number: int) -> None:
-        """Remove a request that was sent; one that cannot be removed is sent twice, which counts once."""
+    def remove(self, numbers: Sequence[int]) -> None:
+        """Remove requests that were sent; those that cannot be removed are sent twice, which counts once."""
         try:
-            self._db.execute("DELETE FROM waiting WHERE number = ?", (number,))
+            self._db.execute(f"DELETE FROM waiting WHERE number IN ({','.join('?' * len(numbers))})", numbers)
         except sqlite3.Error as error:
             self._failed(error)
 

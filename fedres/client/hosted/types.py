@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, fields
 from typing import Any, Protocol
 
-from msgspec import Struct
+from msgspec import Struct, to_builtins
 
 from fedres.client.inputs import Actions, Features, Id
 
@@ -22,6 +22,9 @@ class ServiceError(Exception):
     def __init__(self, status: int, code: str, message: str, target: str | None = None) -> None:
         super().__init__(status, code, message, target)
         self.status, self.code, self.message, self.target = status, code, message, target
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"status": self.status, "code": self.code, "message": self.message, "target": self.target}
 
     def __str__(self) -> str:
         return f"{self.message} ({self.status} {self.code})" if self.status else self.message
@@ -106,8 +109,53 @@ class FeedbackSender(Protocol):
     def activate(self, event_id: Id) -> None: ...
 
 
+class WithFeedback:
+    """The base of what gets a reward: it is plain data, and has beside it the client that sends the reward.
+
+    Fields are there by attribute and by name, as in ``dict(decision)``. Copies, also by pickle, have the data only.
+    """
+
+    __slots__ = ("_feedback",)
+
+    event_id: str
+    _feedback: FeedbackSender | None
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self.keys():
+            raise KeyError(name)
+        return getattr(self, name)
+
+    def keys(self) -> tuple[str, ...]:
+        return tuple(field.name for field in fields(self))  # type: ignore[arg-type]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the data in JSON types."""
+        plain: dict[str, Any] = to_builtins({**dict(self), "error": None}, enc_hook=str)
+        error: ServiceError | None = self["error"]
+        return plain if error is None else {**plain, "error": error.as_dict()}
+
+    def reward(
+        self, value: float | None = None, *, outcomes: Mapping[str, float] | None = None, id: Id | None = None
+    ) -> None:
+        """Send the reward, or named outcomes, in the background; two with one ``id`` count once.
+
+        True counts as 1. Anything but a finite number raises a TypeError or a ValueError.
+        """
+        self._sender().reward(self.event_id, value, outcomes=outcomes, id=id)
+
+    def activate(self) -> None:
+        """Report in the background that a deferred decision was shown."""
+        self._sender().activate(self.event_id)
+
+    def _sender(self) -> FeedbackSender:
+        sender: FeedbackSender | None = getattr(self, "_feedback", None)
+        if sender is None:
+            raise RuntimeError("a copy has no client: send its reward by client.reward(decision.event_id, ...)")
+        return sender
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
+class Decision(WithFeedback):
     """Which action to take.
 
     With ``fallback``, the service did not decide (``error`` has the reason): the action was chosen locally, has no
@@ -116,7 +164,7 @@ class Decision:
 
     event_id: str  # of a fallback it begins with "fallback-"
     action: Any  # the id as the caller gave it: a str, an int or a UUID
-    probability: float
+    probability: float | None  # None in a fallback
     ranking: list[Ranked]  # best score first; empty in a fallback
     model_version: int
     slot: Any = None  # the place on the page, of decisions by ``slots``
@@ -124,44 +172,27 @@ class Decision:
     explanations: list[Explanation] | None = None
     fallback: bool = False
     error: ServiceError | None = None
-    feedback: FeedbackSender = field(repr=False, compare=False)
+    feedback: InitVar[FeedbackSender | None] = None
 
-    def reward(
-        self, value: float | None = None, *, outcomes: Mapping[str, float] | None = None, id: Id | None = None
-    ) -> None:
-        """Send the decision's reward, or named outcomes, in the background; two with one ``id`` count once.
-
-        True counts as 1. Anything but a finite number raises a TypeError or a ValueError.
-        """
-        self.feedback.reward(self.event_id, value, outcomes=outcomes, id=id)
-
-    def activate(self) -> None:
-        """Report in the background that a deferred decision was shown."""
-        self.feedback.activate(self.event_id)
+    def __post_init__(self, feedback: FeedbackSender | None) -> None:
+        object.__setattr__(self, "_feedback", feedback)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recommendation:
+class Recommendation(WithFeedback):
     """An item of the catalogue in its place on a page. With ``fallback``, the service did not choose it."""
 
     id: str
     event_id: str  # of a fallback it begins with "fallback-"
-    score: float  # the expected reward
-    probability: float  # in this place, conditional on the previous items
+    score: float | None  # the expected reward; None in a fallback
+    probability: float | None  # in this place, conditional on the previous items; None in a fallback
     arm: str | None = None  # control, treatment or held, where the loop has a control group
     fallback: bool = False
     error: ServiceError | None = None
-    feedback: FeedbackSender = field(repr=False, compare=False)
+    feedback: InitVar[FeedbackSender | None] = None
 
-    def reward(
-        self, value: float | None = None, *, outcomes: Mapping[str, float] | None = None, id: Id | None = None
-    ) -> None:
-        """Send the item's reward, or named outcomes, in the background; two with one ``id`` count once."""
-        self.feedback.reward(self.event_id, value, outcomes=outcomes, id=id)
-
-    def activate(self) -> None:
-        """Report in the background that an item of a deferred page was shown."""
-        self.feedback.activate(self.event_id)
+    def __post_init__(self, feedback: FeedbackSender | None) -> None:
+        object.__setattr__(self, "_feedback", feedback)
 
 
 class Event(FieldsByName, frozen=True):
@@ -202,3 +233,4 @@ class RewardStatus(FieldsByName, frozen=True):
     sent: int
     refused: int  # by the service, for good
     dropped: int  # for lack of room in the queue, or unsent at the end and in no spool
+    oldest_seconds: float  # for which the oldest of the queued ones has waited; 0 without any

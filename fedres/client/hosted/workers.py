@@ -13,26 +13,24 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class _Job(Generic[T]):
-    def __init__(self, function: Callable[[], T]) -> None:
+class Job(Generic[T]):
+    """A function for a thread; the job is put into ``finished`` at its end."""
+
+    def __init__(self, function: Callable[[], T], finished: SimpleQueue[Job[T]]) -> None:
         self._function = function
+        self._finished = finished
         self._result: T | None = None
         self._error: BaseException | None = None
-        self._done = threading.Lock()
-        self._done.acquire()
-        self.abandoned = False
+        self.abandoned = False  # if it has not begun, it never does
 
     def run(self) -> None:
         try:
             self._result = self._function()
         except BaseException as error:
             self._error = error
-        self._done.release()
+        self._finished.put(self)
 
-    def wait(self, seconds: float) -> T:
-        if not self._done.acquire(timeout=max(0.0, seconds)):
-            self.abandoned = True
-            raise TimeoutError
+    def result(self) -> T:
         if self._error is not None:
             raise self._error
         return self._result  # type: ignore[return-value]
@@ -43,19 +41,19 @@ class Workers:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._jobs: SimpleQueue[_Job[object] | None] = SimpleQueue()
+        self._jobs: SimpleQueue[Job[object] | None] = SimpleQueue()
         self._idle = threading.Semaphore(0)
         self._lock = threading.Lock()
         self._n = 0
         self._then: Callable[[], None] | None = None
 
-    def call(self, function: Callable[[], T], seconds: float) -> T:
-        """Return the function's result; raise ``TimeoutError`` after ``seconds``, even if it still runs."""
-        job = _Job(function)
+    def start(self, function: Callable[[], T], finished: SimpleQueue[Job[T]]) -> Job[T]:
+        """Run a function in a thread, or as soon as one is free."""
+        job = Job(function, finished)
         self._jobs.put(job)  # type: ignore[arg-type]
         if not self._idle.acquire(blocking=False):
             self._start()
-        return job.wait(seconds)
+        return job
 
     def stop(self, then: Callable[[], None]) -> None:
         """End the threads after their current calls; the last one calls ``then``. This does not wait for it."""
