@@ -105,7 +105,7 @@ ERRORS: dict[int, dict[str, str]] = {  # status: {code: meaning, and what to do}
         "report_failed": "The process of reports has ended: retry.",
         "out_of_memory": "The process has no memory left: retry.",
         "not_published": "The change is stored, but not published within 15 s; it takes effect later.",
-        "not_ready": "Only from `/readyz`: no models, no log writer, or a learner that is silent or behind for 5 s.",
+        "not_ready": "Only from `/readyz`: no loop that decides, no log writer, or a learner that is silent for 5 s.",
         "keys_unavailable": "The keys cannot be read: fix the file or the database.",
     },
 }

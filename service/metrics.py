@@ -95,6 +95,7 @@ LOOP_FIGURES = {  # by name in the status; a metric has the same name behind fed
     "reward_lag_seconds": "Mean time from a decision to its reward.",
     "learner_lag_records": "Records in the log that are not learned yet.",
     "learner_lag_seconds": "Age of the oldest record not learned yet.",
+    "learner_seconds": "Time that the learner has worked for the loop since it started.",
     "apprentice_events": "Decisions made as an apprentice.",
     "apprentice_agreement": "Share of an apprentice's decisions in which the policy agreed.",
     "learned_uploads": "Device uploads learned from.",
@@ -112,7 +113,7 @@ LOOP_FIGURES = {  # by name in the status; a metric has the same name behind fed
 RENAMED = {"ranks": "decisions", "events_since": "events_since_seconds"}
 COUNTERS = (  # these only grow
     *("ranks", "learned_events", "rewarded_events", "apprentice_events", "control_events", "feedback"),
-    *("learned_uploads", "passed_over_uploads", "late_rewards", "unmatched_rewards"),
+    *("learner_seconds", "learned_uploads", "passed_over_uploads", "late_rewards", "unmatched_rewards"),
 )
 LOG_FIGURES = {  # name in the status: (name of the metric, help)
     "bytes": ("fedres_log_bytes", "Size of the log on its disk."),

@@ -22,7 +22,8 @@ from service.rank.ranker import RankerContext
 
 VERSION = version("fedres")
 PROCESSES = "processes.json"  # in the run folder, written by the supervisor
-MAX_STALENESS = 5.0  # seconds since the last publication after which a machine is not ready
+MAX_STALENESS = 5.0  # seconds since the learner's last sign of life after which a machine is not ready
+MOST_NAMED = 5  # loops that are still learned from the log
 
 
 class Process(msgspec.Struct):
@@ -85,14 +86,11 @@ class MachineStatus:
         }
 
     def _loops(self) -> dict[str, Loop]:
-        """Return all loops by name, without those that are deleted meanwhile."""
+        """Return the loops that decide, by name: others are still learned from the log, or were just deleted."""
         loops = {}
         for name in self._context.models.names():
-            try:
+            with contextlib.suppress(ApiError):
                 loops[name] = self._context.loop(name)
-            except ApiError as error:
-                if error.status != 404:
-                    raise
         return loops
 
     def _log(
@@ -123,7 +121,8 @@ class MachineStatus:
     def check_ready(self) -> str | None:
         """Refuse if a load balancer should use another machine; return any lesser trouble.
 
-        A halted loop still decides, and another machine could not learn it either.
+        A halted loop still decides, and another machine could not learn it either. One loop with much to learn must
+        not take the machine from all others: how far each is behind is in the status and in the metrics.
         """
         trouble = self._trouble()
         if trouble is not None:
@@ -132,9 +131,11 @@ class MachineStatus:
 
     def _standing_still(self) -> str | None:
         learner = self._context.models.learner()
-        if learner is None or learner.standing_still is None:
-            return None
-        return f"not everything is learned: {learner.standing_still}"
+        if learner is not None and learner.standing_still is not None:
+            return f"not everything is learned: {learner.standing_still}"
+        if learner is not None and learner.incomplete:
+            return f"still learned from the log: {', '.join(learner.incomplete[:MOST_NAMED])}"
+        return None
 
     def _trouble(self) -> str | None:
         models = self._context.models
@@ -143,12 +144,12 @@ class MachineStatus:
         if self._context.log.trouble is not None:
             return self._context.log.trouble
         if models.staleness() > MAX_STALENESS:
-            return f"the learner has not published for {models.staleness():.0f} s"
+            return f"the learner has given no sign of life for {models.staleness():.0f} s"
+        if models.names() and not self._loops():
+            return "no loop decides yet: all are still learned from the log"
         learner = models.learner()
         if learner is None:
             return None
-        if learner.trouble is None and learner.lag > MAX_STALENESS:
-            return f"the learner is {learner.lag:.0f} s behind the log"
         return None if learner.trouble is None else f"not everything is learned: {learner.trouble}"
 
     def _gauges(self, loop: Loop, head: Head | None) -> dict[str, float]:
@@ -172,6 +173,7 @@ class MachineStatus:
             "baseline_reward": _ratio(sums.baseline_reward, sums.baseline_weight),
             "reward_lag_seconds": _ratio(sums.delay / 1e6, sums.rewarded),
             "learner_lag_records": behind,
+            "learner_seconds": view.learner_seconds,
             "learner_lag_seconds": max(0.0, (head.time - view.time) / 1e6) if head is not None and behind else 0.0,
             "apprentice_events": sums.apprentice,
             "apprentice_agreement": _ratio(sums.agreed, sums.apprentice),

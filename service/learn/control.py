@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,15 +35,23 @@ class LearnerAnswer(msgspec.Struct, array_like=True):
 
 
 def answer(learner: Learner, question: LearnerQuestion) -> LearnerAnswer:
-    """Return the learner's answer, after it has learned all records logged so far."""
+    """Return the learner's answer, once its loop has learned all records logged before the question."""
     try:
-        while learner.step():
+        ends = {name: head.last for name, head in learner.log.heads().items()}
+        names = [*ends] if question.what == "settle" else [question.loop]
+        until = time.monotonic() + SECONDS
+        while learner.step() and time.monotonic() < until and any(_is_behind(learner, name, ends) for name in names):
             pass
         if question.what != "settle" and question.loop not in learner.loops:
             return LearnerAnswer(error=f"loop {question.loop!r} does not exist")
         return LearnerAnswer(_ANSWERS[question.what](learner, question))
     except Exception as error:  # a question must not end the learner
         return LearnerAnswer(error=f"{type(error).__name__}: {error}")
+
+
+def _is_behind(learner: Learner, name: str, ends: Mapping[str, int]) -> bool:
+    """Return whether a loop has not learned the records up to its end at a time."""
+    return learner.positions.get(name, 0) < ends.get(name, 0) or not learner.is_complete(name)
 
 
 def _changed(learner: Learner, question: LearnerQuestion) -> tuple[int, list[int]] | None:

@@ -41,12 +41,12 @@ class Erasures:
                 for user, token in list(state.metadata.erasing.items()):
                     with follower.alone(state.metadata.name):
                         epoch = follower.epoch_to_end(state.metadata.name)
-                        if epoch is not None and follower.catch_up(state) and user in state.metadata.erasing:
+                        if epoch is not None and follower.has_read(state, epoch) and user in state.metadata.erasing:
                             _erase(follower, state, user, token, epoch)
         _forget_in_snapshot(follower)
         tokens = {token for state in follower.loops.values() for token in state.metadata.erased}
         cleaning, self._cleaning = self._cleaning, None
-        if cleaning is None and not tokens <= self.cleaned:
+        if cleaning is None and _may_clean(follower) and not tokens <= self.cleaned:
             cleaning = self._clean_files(follower, tokens)
         if cleaning is not None and next(cleaning, "done") != "done":  # else restart it if it failed
             self._cleaning = cleaning
@@ -69,9 +69,16 @@ class Erasures:
             state.published = None  # to be published again
 
 
+def _may_clean(follower: Follower) -> bool:
+    """Return whether all loops can be saved: what the file has of one that cannot may be from before an erasure."""
+    return all(not state.is_midway for state in follower.loops.values() if state.metadata.erased)
+
+
 def _forget_in_snapshot(follower: Follower) -> None:
     """Take users who are being erased out of the snapshot, and loops that were deleted."""
     for state in follower.loops.values():
+        if state.is_midway:
+            continue  # the file keeps what it has of it
         for user in state.forgotten:
             follower.saver.erase(state.metadata.name, user)
         state.forgotten.clear()
@@ -84,7 +91,8 @@ def _erase(follower: Follower, state: LoopState, user: str, token: str, epoch: i
     follower.saver.flush(follower.loops)  # the models of all others are in the snapshot after this
     log_base(follower, state, epoch)
     follower.writer.erase(state.metadata.name, user, state.position, token, epoch)
-    while follower.step_log():
+    follower.wrote(state.metadata.name)
+    while follower.turn(state.metadata.name):
         pass
     _forget_in_snapshot(follower)  # the previous snapshot may also end with a record that was deleted
 

@@ -3,6 +3,9 @@
 A loop begins from its snapshot, from the base of an erasure, or with its first record. A failure in one loop stops
 that loop only: a loop that cannot learn a record halts before it and is reported with the record and a remedy. Its
 last models still decide, and all other loops continue. Failures of the store and of the machine affect all loops.
+
+Loops take turns: each works for a slice of time, and goes on in its next turn where it has stopped, so that a loop
+with much to do delays another by one slice for each such loop.
 """
 
 from __future__ import annotations
@@ -10,6 +13,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import sqlite3
+import time
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 
 import msgspec
@@ -35,7 +40,10 @@ from service.models.loop_metadata import Base, PersonalBase
 from service.models.personal import PersonalModels
 from service.models.table import model_kind
 
-BATCH = 2_000  # records that are read together
+BATCH = 2_000  # records that are read together, at most
+FEWEST = 16  # records that a loop reads together whose records take long to learn from
+SLICE_SECONDS = 0.05  # of a loop's turn
+ROUND_SECONDS = 0.25  # of turns between two looks at what else is to be done
 ROOM_BYTES = 1 << 24  # free memory for models required before learning
 MACHINE = (StoreUnavailable, DamagedSnapshot, sqlite3.Error, OSError, MemoryError)  # errors that are of no single loop
 
@@ -92,8 +100,16 @@ class Follower:
         self.rebuilt = 0  # how often a snapshot was thrown away
         self.n_taken = 0  # records so far
         self.beat: Callable[[], None] = lambda: None  # a sign of life, also during long work
-        self.lag = 0.0  # seconds from the last record learned to the end of its log, of the loop furthest behind
+        self.clock: Callable[[], float] = time.monotonic  # seconds, for slices
         self._only = only
+        self._beginning: dict[str, Iterator[bool]] = {}  # loops that begin, each with the rest of the work
+        self._midway: dict[str, tuple[Iterator[bool], list[Entry]]] = {}  # in a record: the rest of the work, of these
+        self._limits: dict[str, int] = {}  # how many records a loop reads together
+        self._ends: dict[str, int] = {}  # where the loops' logs ended when this round began
+        self._complete_at: dict[str, int] = {}  # positions that loops must reach before they are shown
+        self._to_read: dict[str, tuple[int, int]] = {}  # by loop: the epoch of its holder, and what to read first
+        self._last_turn = ""  # the loop that had a turn last
+        self.seconds: defaultdict[str, float] = defaultdict(float)  # of work so far, by loop
         self._shrunk: str | None = None  # name of the log that has become shorter
         self._removed: dict[str, tuple[int, int]] = {}  # records that went, and where the last pruning began
 
@@ -117,23 +133,30 @@ class Follower:
     # how a loop begins
 
     def open_loop(self, name: str, saved: SavedLoop | None) -> None:
-        """Begin a loop; if its first records or its base are damaged, it is not served."""
-        with self.alone(name):
-            self.restore_or_rebuild(name, saved)
+        """Let a loop begin with its next turn; if its first records or its base are damaged, it is not served."""
+        if saved is not None:
+            self.saver.note_there(name)
+        with contextlib.suppress(DamagedRecord):
+            if live_loop(self.log, name) is None:
+                self.positions[name] = last_deletion(self.log, name)
+                self.saver.drop(name)
+                return
+        self._beginning[name] = self.restore_or_rebuild(name, saved)
+        self._complete_at[name] = self.log.heads()[name].last
 
-    def restore_or_rebuild(self, name: str, saved: SavedLoop | None) -> None:
+    def restore_or_rebuild(self, name: str, saved: SavedLoop | None) -> Iterator[bool]:
         if saved is not None:
             try:
-                self.restore(name, saved)
+                yield from self.restore(name, saved)
                 return
             except DamagedSnapshot as damage:
                 logging.getLogger(__name__).warning("loop %r is learned from the log again: %s", name, damage)
                 self.rebuilt += 1
                 self.personal.remove(saved.metadata.id, self.saved_users(name))
                 self.saver.drop(name)
-        self.rebuild(name)
+        yield from self.rebuild(name)
 
-    def restore(self, name: str, saved: SavedLoop) -> None:
+    def restore(self, name: str, saved: SavedLoop) -> Iterator[bool]:
         """Restore a loop from the snapshot; join its pending events again, without learning."""
         if record_checksum(entry_at(self.log, name, saved.position)) != saved.record:
             raise DamagedSnapshot("the snapshot is of another log")
@@ -145,23 +168,23 @@ class Follower:
         except ValueError as error:
             raise DamagedSnapshot(str(error)) from error
         for user, changed, model in self.snapshots.personal(name, n_users=saved.n_personal):
-            self.beat()
             self.personal.put(saved.metadata.id, user, kind.personal_data(changed, model), saved=True)
+            yield False
         saved.metadata.catalogue = self.snapshots.catalogue(name, saved.n_actions)
         state = LoopState(saved.metadata, shared, self.personal)
         state.learn_from = saved.position + 1
         state.position = max(saved.metadata.created_at, saved.pending_from - 1)
-        self.join_again(state, saved.position)
+        yield from self.join_again(state, saved.position)
         state.join.unmatched.clear()
         state.join.unmatched.extend(saved.unmatched)
         state.position, state.time, state.record_checksum = saved.position, saved.time, saved.record
         self.loops[name], self.positions[name] = state, saved.position
         self.saver.note_saved(state)
 
-    def join_again(self, state: LoopState, last: int) -> None:
+    def join_again(self, state: LoopState, last: int) -> Iterator[bool]:
         """Join a loop's records up to the position of its models; halt it if one is damaged."""
         while state.position < last:
-            self.beat()
+            yield False
             try:
                 entries = self.log.read(state.metadata.name, state.position, BATCH, bodies=False)
             except DamagedRecord as damage:
@@ -170,17 +193,18 @@ class Follower:
                     break
                 entries = in_front_of(self.log, damage, state.position)
             with blaming(self.log, entries, state):
-                take(self.log, state, [entry for entry in entries if entry.position <= last])
+                for _ in taking(self.log, state, [entry for entry in entries if entry.position <= last]):
+                    yield False
             if not entries or entries[-1].position >= last:
                 break
         forget_settled(self.log, state, last)
 
-    def rebuild(self, name: str) -> None:
+    def rebuild(self, name: str) -> Iterator[bool]:
         """Begin with the record that made the loop, or with the base of its last erasure or pruning."""
         try:
             while True:
                 old = last_pruning(self.log, name)
-                self._rebuild(name, old)
+                yield from self._rebuild(name, old)
                 if last_pruning(self.log, name) == old:
                     return
                 self.forget(name)  # the records read meanwhile may have had gaps
@@ -188,7 +212,7 @@ class Follower:
             self.forget(name)  # without its first records or its base it is not served
             raise
 
-    def _rebuild(self, name: str, old: ErasedBody | None) -> None:
+    def _rebuild(self, name: str, old: ErasedBody | None) -> Iterator[bool]:
         made = live_loop(self.log, name)
         if made is None:
             self.positions[name] = last_deletion(self.log, name)
@@ -200,8 +224,8 @@ class Follower:
             with blaming(self.log, erased[-1:]):
                 base = decode_erased(erased[-1].body).base
             state.learn_from = base + 1
-            self.join_again(state, base)
-            self.install(state, erased[-1], base)
+            yield from self.join_again(state, base)
+            yield from self.install(state, erased[-1], base)
             state.metadata.base = base  # also if its shared model was dropped
             self.positions[name] = base
 
@@ -211,7 +235,7 @@ class Follower:
         self.positions[made.loop] = made.position
         return state
 
-    def install(self, state: LoopState, erased: Entry, base: int) -> None:
+    def install(self, state: LoopState, erased: Entry, base: int) -> Iterator[bool]:
         """Put in the models as they were at the base of an erasure."""
         metadata, after = state.metadata, state.metadata.created_at
         while entries := self.log.of_kind(metadata.name, BASE, after, limit=500):
@@ -219,12 +243,12 @@ class Follower:
                 if entry.position < erased.position:
                     with blaming(self.log, [entry]):
                         self._install_base(state, entry, base)
+                    yield False
             after = entries[-1].position
         for user in metadata.erasing:  # older bases may still have them
             state.forget_models(user)
 
     def _install_base(self, state: LoopState, entry: Entry, base: int) -> None:
-        self.beat()
         metadata = state.metadata
         if entry.user is not None:
             personal = msgspec.msgpack.decode(entry.body, type=PersonalBase)
@@ -239,33 +263,127 @@ class Follower:
     # how it moves on
 
     def step_log(self) -> bool:
-        """Take at most one batch of each loop; return whether there may be more."""
+        """Give loops with new records a turn each, one after the other; return whether there is more to do at once."""
         self.beat()
         self._make_room()
-        more, lag, heads = False, 0, self.log.heads()
+        heads = self.log.heads()
         self._check_length(heads)
-        for name, head in heads.items():
-            position = self.positions.get(name, 0)
-            if head.last > position and self.follows(name):
-                entries: list[Entry] = []
-                with self.alone(name):
-                    entries = self.read_batch(name, position)
-                    if entries and self.has_gaps(name, position):
-                        self.relearn(name)
-                    else:
-                        self.take_or_step_back(name, entries)
-                began_again = bool(entries) and self.positions.get(name, 0) < entries[-1].position
-                more |= len(entries) == BATCH or began_again
-                if name in self.loops and name not in self.halted and self.positions[name] < head.last:
-                    lag = max(lag, head.time - self.loops[name].time)
-        self.lag = lag / 1e6
+        self._ends = {name: head.last for name, head in heads.items()}
+        began = self.clock()
+        more = False
+        for name in self._in_turn():
+            if self.clock() - began > ROUND_SECONDS:
+                return True
+            self._last_turn = name
+            more |= self.turn(name)
         return more
 
-    def catch_up(self, state: LoopState) -> bool:
-        """Read all that the last holder has done, who can do nothing more; return whether the loop is still this."""
-        while self.step_log():
-            pass
-        return self.loops.get(state.metadata.name) is state
+    def _in_turn(self) -> list[str]:
+        """Return the loops that have something to do, beginning behind the last one that had a turn."""
+        due = [
+            name
+            for name, end in self._ends.items()
+            if self.follows(name) and (self.positions.get(name, 0) < end or not self.is_at_rest(name))
+        ]
+        return sorted(due, key=lambda name: (name <= self._last_turn, name))
+
+    def turn(self, name: str) -> bool:
+        """Work on a loop for a slice of time; return whether there is more to do at once."""
+        began = self.clock()
+        more = False
+        with self.alone(name):
+            until = began + SLICE_SECONDS
+            more = self._begin_more(name, until) if name in self._beginning else self._take_more(name, until)
+        has_all = name in self.halted or self.positions.get(name, 0) >= self._complete_at.get(name, 0)
+        if has_all and name not in self._beginning:
+            self._complete_at.pop(name, None)
+        if name in self.loops:
+            self.loops[name].is_midway = not self.is_at_rest(name)
+        self.seconds[name] += self.clock() - began
+        return more
+
+    def _begin_more(self, name: str, until: float) -> bool:
+        work = self._beginning.pop(name)
+        try:
+            if self._run(work, until) is not None:
+                self._beginning[name] = work
+        except StoreUnavailable:
+            self.begin_again(name)
+            raise
+        return True
+
+    def _take_more(self, name: str, until: float) -> bool:
+        """Learn records; a loop that is still in the middle of one goes on from there in its next turn."""
+        position, limit = self.positions.get(name, 0), self._limits.get(name, BATCH)
+        if name in self._midway:
+            work, entries = self._midway.pop(name)
+        else:
+            entries = self.read_batch(name, position, limit)
+            if entries and self.has_gaps(name, position):
+                self.relearn(name)
+            if name in self._beginning:
+                return True
+            work = self.taking_batch(name, entries)
+        last = entries[-1].position if entries else position
+        try:
+            is_whole = self._run(work, until)
+            if is_whole is not False:
+                self._note_taken(name, last if is_whole is None else self.loops[name].position)
+        except StoreUnavailable:
+            self.begin_again(name)  # how much of the records it has learned is unknown
+            raise
+        except (*MACHINE, UnlearnableRecord):
+            raise
+        except Exception:
+            self._step_back(name, last)
+            return True
+        if is_whole is False:
+            self._midway[name] = work, entries
+        n_taken = sum(entry.position <= self.positions.get(name, 0) for entry in entries)
+        self._limits[name] = min(max(2 * n_taken, FEWEST), BATCH)
+        return is_whole is not None or len(entries) == limit or name in self._beginning
+
+    def _run(self, work: Iterator[bool], until: float) -> bool | None:
+        """Work until a time; return whether the loop is in a state to be shown, None if all is done."""
+        for is_whole in work:
+            self.beat()
+            if self.clock() >= until:
+                return is_whole
+        return None
+
+    def _note_taken(self, name: str, last: int) -> None:
+        """Note that a loop has learned all records up to a position."""
+        state = self.loops.get(name)
+        if state is not None:
+            state.check()
+        self.n_taken += max(last - self.positions.get(name, 0), 0)
+        self.positions[name] = last
+        if state is not None and state.missed_erasure:
+            self.relearn(name)
+
+    def is_at_rest(self, name: str) -> bool:
+        """Return whether a loop neither begins nor is in the middle of a record."""
+        return name not in self._beginning and name not in self._midway
+
+    def is_complete(self, name: str) -> bool:
+        """Return whether a loop has all that was logged before it began again, so that it may be shown."""
+        return self.is_at_rest(name) and name not in self._complete_at
+
+    def incomplete(self) -> list[str]:
+        return sorted(self._complete_at)
+
+    def has_read(self, state: LoopState, epoch: int) -> bool:
+        """Return whether a loop has read all that its last holder has done, who can do nothing more, and we ourselves.
+
+        Call ``wrote`` after each record that this machine logs as the holder.
+        """
+        name = state.metadata.name
+        if self._to_read.get(name, (None, 0))[0] != epoch:
+            self._to_read[name] = epoch, self.log.heads()[name].last
+        return self.is_complete(name) and self.positions[name] >= self._to_read[name][1]
+
+    def wrote(self, name: str) -> None:
+        self._to_read.pop(name, None)
 
     def _check_length(self, heads: dict[str, Head]) -> None:
         """Learn no more once a log has become shorter: others may take the places of records that were learned."""
@@ -294,7 +412,7 @@ class Follower:
         """
         return None if name in self.halted else self.hold(name)
 
-    def read_batch(self, name: str, position: int) -> list[Entry]:
+    def read_batch(self, name: str, position: int, limit: int) -> list[Entry]:
         """Return a batch, or the records before a damaged one; continue once that is dropped or the loop is deleted."""
         if name in self.halted:
             trouble = self.halted[name]
@@ -303,16 +421,20 @@ class Follower:
                 self.drop(name)
                 self.positions[name] = deleted
             elif is_in_the_way(self.log, trouble):
+                if isinstance(trouble, DamagedRecord) and name in self.loops:
+                    return in_front_of(self.log, trouble, position, limit)
                 return []
             elif isinstance(trouble, UnlearnableRecord) or trouble.position <= position or name not in self.loops:
                 self.relearn(name)  # the dropped record was used in part, or is joined again
             del self.halted[name]
+            if name in self._beginning:
+                return []
             position = self.positions.get(name, 0)
         try:
-            return self.log.read(name, position, BATCH, bodies=False)
+            return self.log.read(name, position, limit, bodies=False)
         except DamagedRecord as damage:
             self.halt(name, damage)
-            return in_front_of(self.log, damage, position)
+            return in_front_of(self.log, damage, position, limit)
 
     def has_gaps(self, name: str, position: int) -> bool:
         """Return whether old events may be missing from the records just read from behind a position.
@@ -325,71 +447,69 @@ class Follower:
             self._removed[name] = removed, 0 if old is None else old.begun
         return name in self.loops and self._removed.get(name, (0, 0))[1] > position
 
-    def take_or_step_back(self, name: str, entries: list[Entry]) -> None:
-        """Process a batch. If that fails, set the loop back to before the record it cannot learn, and name the record.
-
-        Learning goes by batches, in place, so the loop begins again from its snapshot, twice: to find the record, and
-        to stop before it. If nothing fails this time, the loop continues.
-        """
-        try:
-            self.take_batch(name, entries)
-            return
-        except (*MACHINE, UnlearnableRecord):
-            raise
-        except Exception:
-            logging.getLogger(__name__).exception("loop %r fails, and goes back to what it had learned before", name)
-        self._begin_again(name, self.positions.get(name, 0))
-        try:
-            self._take_carefully(name)
-        except UnlearnableRecord as trouble:
-            self._begin_again(name, trouble.at - 1)
-            raise
-
-    def take_batch(self, name: str, entries: list[Entry]) -> None:
+    def taking_batch(self, name: str, entries: Sequence[Entry]) -> Iterator[bool]:
+        """Process a batch, in steps as ``LoopState.taking``."""
         start = 0
-        self.n_taken += len(entries)
         for k, entry in enumerate(entries):
             if entry.kind in (LOOP, DELETED):
                 if name in self.loops:
-                    take(self.log, self.loops[name], entries[start:k])
+                    yield from taking(self.log, self.loops[name], entries[start:k])
                 start = k + 1
                 if entry.kind == LOOP and name not in self.loops:
                     self.begin(entry)
                 elif entry.kind == DELETED:
                     self.drop(name)
         if name in self.loops:
-            take(self.log, self.loops[name], entries[start:])
-        if entries:
-            self.positions[name] = entries[-1].position
-        if name in self.loops and self.loops[name].missed_erasure:
-            self.relearn(name)
+            yield from taking(self.log, self.loops[name], entries[start:])
 
-    def _take_carefully(self, name: str) -> None:
-        """Process all logged records, one record and one event at a time, to name the one that fails."""
+    def take_batch(self, name: str, entries: Sequence[Entry]) -> None:
+        """Process a batch at once."""
+        for _ in self.taking_batch(name, entries):
+            self.beat()
+        if entries:
+            self._note_taken(name, entries[-1].position)
+
+    def _step_back(self, name: str, last: int) -> None:
+        """Set a loop back to before the record that it cannot learn, among those up to ``last``, and name the record.
+
+        Learning goes by steps, in place, so the loop begins again from its snapshot, twice: to find the record, and
+        to stop before it. If nothing fails this time, the loop continues.
+        """
+        logging.getLogger(__name__).exception("loop %r fails, and goes back to what it had learned before", name)
+        self._learn_again(name, self.positions.get(name, 0))
+        try:
+            self._take_carefully(name, last)
+        except UnlearnableRecord as trouble:
+            self._learn_again(name, trouble.at - 1)
+            raise
+
+    def _take_carefully(self, name: str, last: int) -> None:
+        """Process logged records up to a position, one record and one event at a time, to name the one that fails."""
         if name in self.loops:
             self.loops[name].careful = True
         try:
-            while entries := self.log.read(name, self.positions.get(name, 0), 1, bodies=False):
-                self.beat()
+            while self.positions.get(name, 0) < last:
+                entries = self.log.read(name, self.positions.get(name, 0), 1, bodies=False)
+                if not entries:
+                    return
                 with blaming(self.log, entries, self.loops.get(name)):
                     self.take_batch(name, entries)
         finally:
             if name in self.loops:
                 self.loops[name].careful = False
 
-    def _begin_again(self, name: str, last: int) -> None:
+    def _learn_again(self, name: str, last: int) -> None:
         """Begin a loop again, and learn up to a position that it had reached before."""
-        self.forget(name)
-        self.saver.finish()
-        saved = [loop for loop in self.snapshots.loops() if loop.metadata.name == name] if self.saver.has(name) else []
-        self.restore_or_rebuild(name, saved[0] if saved else None)
+        self.begin_again(name)
+        for _ in self._beginning.pop(name):
+            self.beat()
+        self._complete_at.pop(name, None)
         try:
             while name in self.loops and self.positions[name] < last:
                 entries = self.log.read(name, self.positions[name], BATCH, bodies=False)
                 entries = [entry for entry in entries if entry.position <= last]
                 if not entries:
                     return
-                self.beat()
                 self.take_batch(name, entries)
         except MACHINE:
             raise
@@ -397,14 +517,24 @@ class Follower:
             self.forget(name)  # it is in no state to be published
             raise
 
+    def begin_again(self, name: str) -> None:
+        """Let a loop begin again from its snapshot, with its next turn."""
+        last = self.positions.get(name, 0)
+        self.forget(name)
+        self.saver.finish()
+        saved = [loop for loop in self.snapshots.loops() if loop.metadata.name == name] if self.saver.has(name) else []
+        self._beginning[name] = self.restore_or_rebuild(name, saved[0] if saved else None)
+        self._complete_at[name] = last
+
     # how it ends
 
     def relearn(self, name: str) -> None:
-        """Begin a loop again, from the base of its last erasure: records that it had not read were deleted."""
+        """Let a loop begin again, from the base of its last erasure: records that it had not read were deleted."""
         logging.getLogger(__name__).warning("loop %r is learned again: records that it needs are gone", name)
         self.forget(name)
         self.saver.drop(name)
-        self.rebuild(name)
+        self._beginning[name] = self.rebuild(name)
+        self._complete_at[name] = self.log.heads()[name].last
 
     def forget(self, name: str) -> LoopState | None:
         """Forget a loop's models in memory; published models stay until the loop begins again."""
@@ -424,6 +554,7 @@ class Follower:
     def drop(self, name: str) -> LoopState | None:
         """Remove a deleted loop; return it."""
         state = self.forget(name)
+        self._limits.pop(name, None)
         if state is not None:
             self.saver.drop(name)
         return state
@@ -448,15 +579,20 @@ def forget_settled(log: Log, state: LoopState, last: int) -> None:
         state.join.forget(settled | (early.keys() - there))
 
 
-def take(log: Log, state: LoopState, entries: Sequence[Entry]) -> None:
-    """Advance a loop. Where a pruning begins, all learners must forget the same events: the log has the old ones."""
+def taking(log: Log, state: LoopState, entries: Sequence[Entry]) -> Iterator[bool]:
+    """Advance a loop, in steps as ``LoopState.taking``.
+
+    Where a pruning begins, all learners must forget the same events: the log has the old ones.
+    """
     start = 0
     for k, entry in enumerate(entries):
         if entry.kind == ERASE and entry.user is None:
-            state.take(entries[start : k + 1])
+            for _ in state.taking(entries[start : k + 1]):
+                yield False
             forget_settled(log, state, entry.position)
+            yield True
             start = k + 1
-    state.take(entries[start:])
+    yield from state.taking(entries[start:])
 
 
 def last_pruning(log: Log, name: str) -> ErasedBody | None:
@@ -466,11 +602,11 @@ def last_pruning(log: Log, name: str) -> ErasedBody | None:
     )
 
 
-def in_front_of(log: Log, damage: DamagedRecord, position: int) -> list[Entry]:
-    """Return the records from behind a position up to a damaged one."""
+def in_front_of(log: Log, damage: DamagedRecord, position: int, limit: int = BATCH) -> list[Entry]:
+    """Return at most ``limit`` records from behind a position up to a damaged one."""
     entries: list[Entry] = []
     with contextlib.suppress(DamagedRecord):  # the next record if those between were erased
-        while position < damage.position - 1:
+        while position < damage.position - 1 and len(entries) < limit:
             entries += log.read(damage.loop, position, 1, bodies=False)
             position = entries[-1].position
     return entries

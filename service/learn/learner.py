@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
@@ -28,6 +29,8 @@ from service.models.published import Publisher
 
 MOST_TOLD = 5  # loops that stand still and are named at once
 TELL_SECONDS = 5.0  # between two log lines about a long start
+SHOW_SECONDS = 1.0  # after a start, for loops that take longer to have all records: then the others are shown
+DONE_SECONDS = 0.02  # between two announcements of publications: each lets rankers look at all that they read
 IDLE_SECONDS = 0.025  # between two looks at the log where no loop says otherwise
 
 
@@ -52,12 +55,19 @@ class Learner(Follower):
         self.publisher = publisher
         self._shown: set[str] = set()  # loops that rankers can see, also while they stand still
         self._names: list[str] | None = None
+        self._urgent = True  # publish without regard to ``update_interval``
+        self._done_at = 0.0
+        self._show_at = math.inf  # when to show this learner's models at the latest
+        self._tell_at = math.inf  # when to log next how far a long start is
         self.erasures, self.prunings = Erasures(), Prunings()
 
     # start
 
-    def open(self) -> None:
-        """Bring all loops to the end of the log, from the snapshot if it is valid, and show them."""
+    def start(self) -> None:
+        """Let all loops begin with their first turns, from the snapshot if it is valid.
+
+        Rankers see each loop once it has all records logged so far, the first ones of them a little later.
+        """
         try:
             self.snapshots.claim()
             saved = {loop.metadata.name: loop for loop in self.snapshots.loops()}
@@ -70,33 +80,41 @@ class Learner(Follower):
         for name in self.log.heads():
             if self.follows(name):
                 self.open_loop(name, saved.get(name))
+        self._tell_at = self.clock() + TELL_SECONDS
+        self._show_at = self.clock() + SHOW_SECONDS
+
+    def open(self) -> None:
+        """Start, and bring all loops to the end of the log."""
+        self.start()
         try:
-            self._catch_up()
+            while self.step_log():
+                self._tell_progress()
         except StoreUnavailable as error:  # publish the events learned so far
             self._note(error)
+        self._show_at = 0.0
         self.publish()
-        self.publisher.show()
 
-    def _catch_up(self) -> None:
-        """Learn all logged records; log the progress if that takes long."""
-        due = time.monotonic() + TELL_SECONDS
-        while self.step_log():
-            if time.monotonic() > due:
-                due += TELL_SECONDS
-                n_read, n = sum(self.positions.values()), sum(head.last for head in self.log.heads().values())
-                logging.getLogger(__name__).warning("learning from the log: %s of %s records", f"{n_read:,}", f"{n:,}")
+    def _tell_progress(self) -> None:
+        """Log how far a long start is."""
+        if not self.incomplete():
+            self._tell_at = math.inf
+        elif self.clock() > self._tell_at:
+            self._tell_at = self.clock() + TELL_SECONDS
+            n_read, n = sum(self.positions.values()), sum(self._ends.values())
+            logging.getLogger(__name__).warning("learning from the log: %s of %s records", f"{n_read:,}", f"{n:,}")
 
     # one turn
 
     def step(self, *, urgent: bool = True) -> bool:
-        """Learn new records, publish, and do pending work; return whether there is more to learn at once.
+        """Learn new records for a while, publish, and do pending work; return whether there is more to do at once.
 
         Unless ``urgent``, models are published once a loop's ``update_interval`` is over.
         """
         more = False
+        self._urgent = urgent
         try:
             more = self.step_log()
-            self._tick()
+            more |= self._tick()
             self.erasures.step(self)
             if not self.erasures.is_cleaning:
                 self.prunings.step(self)
@@ -105,9 +123,17 @@ class Learner(Follower):
             self._note(error)
         if self.halted and self.trouble is None:
             self.trouble = next(iter(self.halted.values()))
-        self.publish(urgent=urgent)
+        self.publish()
+        self._tell_progress()
         if not self.erasures.is_cleaning:
             self.saver.save_if_due(self.loops)
+        return more
+
+    def turn(self, name: str) -> bool:
+        more = super().turn(name)
+        if self._publish_if_due(name) and self.clock() - self._done_at > DONE_SECONDS:
+            self._done_at = self.clock()
+            self.publisher.done()
         return more
 
     def drop(self, name: str) -> LoopState | None:
@@ -117,18 +143,23 @@ class Learner(Follower):
             self.publisher.drop(name, state.metadata.id)
         return state
 
-    def _tick(self) -> None:
-        """Log a tick if a wait time is over and no other record shows that this time has passed."""
+    def _tick(self) -> bool:
+        """Log a tick if a wait time is over and no other record shows that this time has passed.
+
+        Return whether there is more to learn at once.
+        """
         now = self.log.now()
         groups: list[Group] = []
         for name, state in self.loops.items():
             with self.alone(name):
                 deadline = state.next_deadline()
-                if deadline is not None and deadline <= now and self.epoch_to_end(name) is not None:
+                is_silent = self.is_complete(name) and self.positions[name] == self._ends.get(name)
+                if is_silent and deadline is not None and deadline <= now and self.epoch_to_end(name) is not None:
                     groups.append([Record(name, TICK)])
-        if groups:
-            self.writer.append(groups)
-            self.step_log()
+        if not groups:
+            return False
+        self.writer.append(groups)
+        return self.step_log()
 
     def _note(self, error: Exception) -> None:
         if type(error) is not type(self.trouble):
@@ -141,26 +172,37 @@ class Learner(Follower):
 
     # published state
 
-    def publish(self, *, urgent: bool = True) -> None:
-        """Publish the loops that have changed."""
-        waiting_bytes = sum(state.waiting_bytes for state in self.loops.values())
-        for name, state in self.loops.items():
-            if is_due(state, urgent=urgent):
-                with self.alone(name):
-                    began = time.monotonic()
-                    note_weights(state)
-                    publish_loop(self.publisher, state, self.erasures.cleaned, waiting_bytes)
-                    state.publish_seconds = time.monotonic() - began
-                    self._shown.add(name)
-        names = sorted({*self.loops, *(self.halted.keys() & self._shown)})
+    def publish(self) -> None:
+        """Publish the loops that have changed, which loops there are, and how the learner is."""
+        for name in [*self.loops]:
+            self._publish_if_due(name)
+        incomplete = self.incomplete()
+        names = sorted({*self.loops, *incomplete, *(self._shown & self.halted.keys())})
         if names != self._names:
             self.publisher.publish_names(names)
             self._names = names
         standing_still = "; ".join([str(each) for each in [*self.halted.values()][:MOST_TOLD]]) or None
         of_all = None if self.trouble in [None, *self.halted.values()] else str(self.trouble)
         used = self.publisher.memory.used_bytes
-        self.publisher.publish_learner(LearnerView(of_all, standing_still, self.rebuilt, used, self.lag))
+        self.publisher.publish_learner(LearnerView(of_all, standing_still, self.rebuilt, used, incomplete))
         self.publisher.done()
+        if self._show_at < math.inf and (not incomplete or self.clock() > self._show_at):
+            self._show_at = math.inf
+            self.publisher.show()
+
+    def _publish_if_due(self, name: str) -> bool:
+        """Publish a loop that has changed; return whether it has."""
+        state = self.loops.get(name)
+        if state is None or not self.is_complete(name) or not is_due(state, urgent=self._urgent):
+            return False
+        with self.alone(name):
+            began = time.monotonic()
+            waiting_bytes = sum(each.waiting_bytes for each in self.loops.values())
+            note_weights(state)
+            publish_loop(self.publisher, state, self.erasures.cleaned, waiting_bytes, self.seconds[name])
+            state.publish_seconds = time.monotonic() - began
+            self._shown.add(name)
+        return True
 
     def digest(self, loop: str) -> str:
         """Return the SHA-256 of a loop's models."""

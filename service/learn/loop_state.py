@@ -1,7 +1,8 @@
 """One loop as a pure function of its log: records in order go in, models, statistics and pending events come out.
 
 No clock, no I/O, no threads, no randomness. All events due at a record's time are settled before the record itself.
-Events that settle are gathered and learned from together, by one compiled call for each batch of records.
+Events that settle are gathered and learned from together, by one compiled call for each step. How much work a step is
+gets estimated before it is done, so that a caller can stop after any step; the models do not depend on where steps end.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import platform
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -46,6 +47,10 @@ REMEMBERED_ERASURES = 100
 REJOINED = 20_000  # records, at most, that are read again only to tell late rewards of finished events from early ones
 SPARE_SETTINGS = 100  # before the oldest that is needed: rankers decide under settings that are not quite the newest
 EXAMPLE_TICK = 1_000_000  # microseconds that a delayed example may be late where no record comes
+
+# Work in microseconds, roughly: of a record, an event that is settled, a feature, a pair of features, a body's byte.
+STEP_WORK = 10_000  # after which ``taking`` yields
+RECORD_WORK, EVENT_WORK, FEATURE_WORK, PAIR_WORK, BYTE_WORK = 5, 30, 10, 0.1, 0.05
 
 _decode_settings = msgspec.json.Decoder(Settings).decode
 
@@ -100,6 +105,9 @@ class LoopState:
         self.forgotten: list[str] = []  # users that the snapshot may still have
         self.missed_erasure = False  # an erasure was complete before its beginning was read
         self.careful = False  # learn one event at a time, to find the one that cannot be learned
+        self.is_midway = False  # in the middle of a record or a restart: it must not be published or saved
+        self._work = 0.0  # since the last step ended
+        self._checked = metadata.version  # of the model whose numbers were last found finite
         self._ignored: dict[str, set[str]] = {user: set() for user in metadata.erasing}  # whose events are ignored
         self._settled: list[Settled] = []  # not counted and learned from yet
         self._rules: dict[int, Rules] = {}
@@ -110,11 +118,27 @@ class LoopState:
 
     def take(self, entries: Sequence[Entry]) -> None:
         """Process records that follow each other."""
-        join, position, version = self.join, self.position, self.metadata.version
+        for _ in self.taking(entries):
+            pass
+        self.check()
+
+    def check(self) -> None:
+        """Refuse a model whose numbers are not all finite."""
+        if self.metadata.version != self._checked:
+            self._check_finite()
+            self._checked = self.metadata.version
+
+    def taking(self, entries: Sequence[Entry]) -> Iterator[bool]:
+        """Process records that follow each other; yield after each step whether a whole number of them is done.
+
+        If so, the loop is as if there were no more records. Else it must be left alone until the next step.
+        Call ``check`` before others see the models.
+        """
+        join = self.join
         for entry in entries:
             _, position, time, kind, event, _, example, _ = entry
             self.position, self.time = position, time
-            self._pass_time(time)
+            yield from self._passing_time(time)
             join.current = None
             if kind == REWARD:
                 if event is not None and example is not None and not self._is_ignored(event):
@@ -127,26 +151,36 @@ class LoopState:
             elif kind in _CHANGES:
                 self.learn()
                 _CHANGES[kind](self, entry)
+                self._work += BYTE_WORK * len(entry.body)
+            self._work += RECORD_WORK
+            if self._work >= STEP_WORK:
+                self._end_step(entry)
+                yield True
+        if entries:
+            self._end_step(entries[-1])
+            yield True
+
+    def _end_step(self, entry: Entry) -> None:
+        """Learn from all settled events, after the last record of a step."""
         self.learn()
-        if self.metadata.version != version:
-            self._check_finite()
         late, unmatched = self.join.take_counts()
         if self.position >= self.learn_from:
             self.metadata.statistics.late_rewards += late
             self.metadata.statistics.unmatched_rewards += unmatched
-        if entries:
-            self.record_checksum = record_checksum(entries[-1])
+        self.record_checksum = record_checksum(entry)
 
     def begin_at(self, position: int, time: int) -> None:
         """Continue from a position with its models in place; forget events due by then, which the models include."""
         self.position, self.time = position, time
-        self._pass_time(time)
+        for _ in self._passing_time(time):
+            pass
         self._settled.clear()
         self.join.take_counts()
 
     def learn(self) -> None:
         """Learn from all settled events."""
         events, self._settled = self._settled, []
+        self._work = 0.0
         start = 0
         for k in range(1, len(events) + 1):  # runs of events that were decided under the same settings
             ends = k == len(events) or events[k].decided.settings != events[start].decided.settings
@@ -182,16 +216,23 @@ class LoopState:
         if settled is not None:
             self._settle(settled, entry.position)
 
-    def _pass_time(self, time: int) -> None:
-        """Settle and learn the events that are due."""
+    def _passing_time(self, time: int) -> Iterator[bool]:
+        """Settle and learn the events that are due; yield False after each step, as the record is not done."""
         for settled in self.join.expire(time):
             self._settle(settled, self.position)
+            if self._work >= STEP_WORK:
+                self.learn()
+                yield False
         for example in self.delayed.due(time):
             default = self._rules_of(example.decided.settings).default
             reward = default if example.reward is None else example.reward
             if self.position >= self.learn_from:
                 settled = Settled(example.event, example.decided, reward, None, position=self.position, counts=False)
                 self._settled.append(settled)
+                self._work += work_of(example.decided)
+                if self._work >= STEP_WORK:
+                    self.learn()
+                    yield False
 
     def next_deadline(self) -> int | None:
         """Return by when the log must show that time has passed, None if nothing is pending."""
@@ -216,7 +257,9 @@ class LoopState:
 
     def _settle(self, settled: Settled, position: int) -> None:
         learns = not self.delayed.settle(settled.event, settled.reward)
+        self._work += RECORD_WORK
         if position >= self.learn_from:
+            self._work += work_of(settled.decided)
             settled.position, settled.learns = position, learns
             self._settled.append(settled)
 
@@ -426,6 +469,13 @@ def new_loop(entry: Entry, personal: PersonalModels) -> LoopState:
     state = LoopState(metadata, model_kind(settings).new(settings), personal)
     state.time, state.record_checksum = entry.time, record_checksum(entry)
     return state
+
+
+def work_of(decided: Decided) -> float:
+    """Return an estimate of the time to learn from an event, in microseconds: by its features and their pairs."""
+    n_features = len(decided.features.hashes) // 4
+    n_context = decided.features.n_context
+    return EVENT_WORK + FEATURE_WORK * n_features + PAIR_WORK * n_context * (n_features - n_context)
 
 
 def record_checksum(entry: Entry) -> int:

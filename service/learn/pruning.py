@@ -41,7 +41,7 @@ class Prunings:
                 epoch = follower.epoch_to_end(name)
                 if epoch is None:
                     self._retry[name] = time.monotonic() + RETRY_SECONDS
-                elif follower.catch_up(state):
+                elif follower.has_read(state, epoch):
                     with follower.alone(name):
                         self._go_on(follower, state, epoch)
 
@@ -98,7 +98,7 @@ def _begin(follower: Follower, state: LoopState, before: int, token: str, epoch:
     cut = old_events(follower.log, state, before)
     body = encode(EraseBody(token, max(before, state.metadata.pruned.before), cut))
     follower.writer.append([[Record(state.metadata.name, ERASE, body=body)]], {state.metadata.name: epoch})
-    follower.catch_up(state)
+    follower.wrote(state.metadata.name)
 
 
 def _complete(follower: Follower, state: LoopState, epoch: int) -> None:
@@ -107,7 +107,7 @@ def _complete(follower: Follower, state: LoopState, epoch: int) -> None:
     name, old = state.metadata.name, state.metadata.pruned
     body = ErasedBody(0, state.position, old.token, cut=old.cut, begun=old.begun, before=old.before)
     follower.writer.append([[Record(name, ERASED, body=encode(body))]], {name: epoch})
-    follower.catch_up(state)
+    follower.wrote(state.metadata.name)
 
 
 def last_before(log: Log, loop: str, moment: int, low: int) -> int:

@@ -31,6 +31,8 @@ from service.models.personal import PersonalModels
 FORMAT = 21
 TABLES = {"loop", "shared", "personal", "action", "writer"}
 DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+ROWS_AT_ONCE = 500  # personal models
+NOT_RESTORED = -1  # the position of no loop
 FAILED = "a snapshot could not be written, and the next one tries again: %s"
 PASSING = {  # errors that say nothing about the file
     sqlite3.SQLITE_BUSY,
@@ -155,13 +157,25 @@ class Snapshots:
         self, loop: str, *, changed_after: int = 0, n_users: int | None = None
     ) -> Iterator[tuple[str, int, bytes]]:
         """Yield user, last change and model of a loop, by rising user; there must be ``n_users`` of them."""
-        rows, n = "SELECT user, changed, checksum, model FROM personal WHERE loop = ? AND changed > ? ORDER BY user", 0
-        with _damage():
-            for user, changed, checksum, model in self._db.execute(rows, (loop, changed_after)):
-                n += 1
-                yield user, changed, _checked(f"{loop} {user} {changed}", checksum, model)
+        n = 0
+        for user, changed, checksum, model in self._personal_rows(loop, changed_after):
+            n += 1
+            yield user, changed, _checked(f"{loop} {user} {changed}", checksum, model)
         if n_users not in (None, n):
             raise DamagedSnapshot(f"{n} of {n_users} personal models of loop {loop!r} are there")
+
+    def _personal_rows(self, loop: str, changed_after: int) -> Iterator[tuple[str, int, int, bytes]]:
+        """Yield rows, read some at a time: the caller may use or release the file in between."""
+        rows = f"""SELECT user, changed, checksum, model FROM personal
+            WHERE loop = ? AND changed > ? AND user > ? ORDER BY user LIMIT {ROWS_AT_ONCE}"""
+        last = ""
+        while True:
+            with _damage():
+                some = self._db.execute(rows, (loop, changed_after, last)).fetchall()
+            yield from some
+            if len(some) < ROWS_AT_ONCE:
+                return
+            last = some[-1][0]
 
     def catalogue(self, loop: str, n_actions: int | None = None) -> dict[str, CatalogueAction]:
         """Return a loop's catalogue; there must be ``n_actions``."""
@@ -339,6 +353,10 @@ class Saver:
         self._saved[state.metadata.name], self._versions[state.metadata.name] = state.position, state.metadata.version
         self._has_actions.add(state.metadata.name)
 
+    def note_there(self, loop: str) -> None:
+        """Note that the file has a loop, which is not restored yet."""
+        self._saved[loop] = NOT_RESTORED
+
     def has(self, loop: str) -> bool:
         """Return whether the file has a loop that it is to keep."""
         return loop in self._saved
@@ -410,9 +428,13 @@ class Saver:
                     self._give_back(changes)
 
     def _gather(self, loops: Mapping[str, LoopState]) -> Changes:
-        names, personal = {state.metadata.id: name for name, state in loops.items()}, self._personal
-        changes = Changes(erased=self._erased, dropped=self._dropped, unsaved=personal.unsaved)
-        self._dropped, self._erased, personal.unsaved = [], [], set()
+        personal = self._personal
+        midway = {state.metadata.id for state in loops.values() if state.is_midway}  # they keep what the file has
+        loops = {name: state for name, state in loops.items() if not state.is_midway}
+        names = {state.metadata.id: name for name, state in loops.items()}
+        later = {(loop, user) for loop, user in personal.unsaved if loop in midway} if midway else set()
+        changes = Changes(erased=self._erased, dropped=self._dropped, unsaved=personal.unsaved - later)
+        self._dropped, self._erased, personal.unsaved = [], [], later
         for name, state in loops.items():
             if self._saved.get(name) != state.position:
                 changes.loops[name] = _saved_loop(state)

@@ -143,6 +143,7 @@ class LoopView(msgspec.Struct, array_like=True):
     n_settings: int = 1  # settings with which events may wait
     waiting_bytes: int = 0  # of memory that pending events take, about
     all_waiting_bytes: int = 0  # of all loops, when this one was published
+    learner_seconds: float = 0.0  # work of the learner on it since its start
 
     @property
     def id(self) -> str:
@@ -182,4 +183,4 @@ class LearnerView(msgspec.Struct, array_like=True):
     standing_still: str | None = None  # the halted loops, and why; the others continue
     rebuilt: int = 0  # how often the snapshot was thrown away
     published_bytes: int = 0
-    lag: float = 0.0  # seconds behind the end of the log
+    incomplete: list[str] = []  # loops that do not have all records yet that were logged before they began (again)

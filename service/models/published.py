@@ -171,8 +171,12 @@ class Publisher:
 
     def done(self) -> None:
         """Announce a publication, and give a sign of life."""
-        self.memory.words[HEARTBEAT_AT] = np.uint64(time.monotonic_ns())
+        self.beat()
         self.memory.published()
+
+    def beat(self) -> None:
+        """Give a sign of life."""
+        self.memory.words[HEARTBEAT_AT] = np.uint64(time.monotonic_ns())
 
     def show(self) -> None:
         """Let rankers see this file instead of the one before."""
@@ -252,6 +256,7 @@ class PublishedModels:
         self._published = -1
         self._loops: dict[str, Loop] = {}
         self._names: list[str] = []
+        self._kept: dict[str, Loop] = {}  # by name, from the file before: those that the newest does not show yet
         self._fresh: set[str] = set()  # loops that were read since the last publication
         self.memory: MemoryReader | None = None
         self._compiling = True  # until the file ``compiling`` is gone
@@ -265,12 +270,26 @@ class PublishedModels:
         generation = int.from_bytes(self._current[:8], "little")
         if generation != self._generation:
             with contextlib.suppress(OSError):  # just being replaced: the old one is good enough for now
-                self.memory = MemoryReader(self._folder / f"models-{generation}")
+                memory = MemoryReader(self._folder / f"models-{generation}")
+                self._keep(memory)
+                self.memory = memory
                 self._generation, self._published, self._loops = generation, -1, {}
         if self.memory is not None and (published := int(self.memory.words[PUBLISHED_AT])) != self._published:
             self._published = published
             self._fresh.clear()
         return self.memory
+
+    def _keep(self, memory: MemoryReader) -> None:
+        """Keep the loops that a new file does not show yet: they decide with these models until it does."""
+        if self.memory is None:
+            return
+        kept = {}
+        for name in _learner_view(memory).incomplete:
+            with contextlib.suppress(NotPublished):
+                loop = self._read_loop(self.memory, name)
+                if loop is not None:
+                    kept[name] = loop
+        self._kept = kept
 
     @property
     def compiling(self) -> bool:
@@ -304,7 +323,7 @@ class PublishedModels:
             data = memory.read(loop_key(f"view\0{name}"))
             if data is None:
                 self._loops.pop(name, None)
-                return None
+                return self._kept_loop(memory, name)
             unread = _unpack_view(data)
             if loop is not None and loop.view.created_at != unread.created_at:
                 loop = None  # it was another loop with this name
@@ -318,6 +337,14 @@ class PublishedModels:
         self._loops[name] = loop
         self._fresh.add(name)
         return loop
+
+    def _kept_loop(self, memory: MemoryReader, name: str) -> Loop | None:
+        """Return a loop as another learner has left it if the new one does not show it yet."""
+        if name not in _learner_view(memory).incomplete:
+            self._kept.pop(name, None)
+        elif name not in self._kept:
+            raise NotPublished(f"the models of loop {name!r} are still learned from the log")
+        return self._kept.get(name)
 
     def _refresh(self, memory: MemoryReader, loop: Loop, view: LoopView) -> None:
         """Copy the changes."""
@@ -347,10 +374,7 @@ class PublishedModels:
 
     def learner(self) -> LearnerView | None:
         memory = self._look()
-        with contextlib.suppress(TornRead):
-            data = None if memory is None else memory.read(LEARNER)
-            return None if data is None else _unpack_learner(data)
-        return None
+        return None if memory is None else _learner_view(memory)
 
     def staleness(self) -> float:
         """Return the seconds since the learner's last sign of life."""
@@ -358,6 +382,15 @@ class PublishedModels:
         if memory is None:
             return math.inf
         return max(0.0, (time.monotonic_ns() - int(memory.words[HEARTBEAT_AT])) / 1e9)
+
+
+def _learner_view(memory: MemoryReader) -> LearnerView:
+    """Return the state of the learner as published."""
+    with contextlib.suppress(TornRead):
+        data = memory.read(LEARNER)
+        if data is not None:
+            return _unpack_learner(data)
+    return LearnerView()
 
 
 def _read_view(unread: _UnreadView, before: LoopView | None) -> LoopView:

@@ -40,8 +40,13 @@ def run(config: Config, listener: socket.socket, parent: int, beat: Beat = lambd
         fork=True,
         only=config.loops,
     )
-    learner.beat = beat
-    learner.open()
+
+    def give_sign_of_life() -> None:
+        beat()
+        learner.publisher.beat()
+
+    learner.beat = give_sign_of_life
+    learner.start()
     with selectors.DefaultSelector() as selector:
         selector.register(listener, selectors.EVENT_READ, lambda: serve_one(listener, learner))
         selector.register(parent, selectors.EVENT_READ, stop)
