@@ -52,7 +52,9 @@ def changed(before, call):
         fields[name] = {**fields[name], **value} if name in ("control", "defences") else value
     if call.replaces and "hold" not in call.change.get("control", {}):
         fields["control"] = {**fields["control"], "hold": before["control"]["hold"]}
-    return fields
+    control, was = fields["control"], before["control"]
+    goes_on = was["share"] > 0 and was["experiment"] == control["experiment"]
+    return {**fields, "control": {**control, "by_loop": was["by_loop"] if goes_on else control["share"] > 0}}
 
 
 async def played(calls, steps):
