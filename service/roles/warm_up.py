@@ -57,7 +57,7 @@ def models_in(log: Log) -> set[str]:
 
 
 def load_rest(folder: Path, work: Callable[[Path], None] | None = None) -> bool:
-    """Load the rest from numba's cache, which takes a second; return False at the first function that is not there.
+    """Load the rest from numba's cache, which takes a second; return False at the first missing function.
 
     A first start that was stopped early has cached only what it needed to be ready.
     """

@@ -35,7 +35,7 @@ class Verdict(Enum):
 
 
 def verdict_on(answer: Answer | Failure, *, is_single: bool) -> Verdict:
-    """Return what becomes of the rewards of a request.
+    """Return the result of a request for its rewards.
 
     They wait only for what waiting can mend. A reply without an error of the service comes from another server, so the
     address is wrong; for one reward alone, whose path has its event's id, the id may be the reason.
