@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from fedres.event_ids import LONGEST_ID
+from fedres.scoring.flattening import FeatureLimits
 from service.errors import invalid
 from service.http.routes import Call
 from service.plugins.personalizer.errors import Refusal
@@ -16,6 +17,7 @@ from service.plugins.personalizer.errors import Refusal
 INVALID = "InvalidRankRequest"
 NO_NAMES: Mapping[str, str] = {}
 LONGEST = 256  # characters of any id in Azure's API
+MOST_DICTIONARIES = FeatureLimits().features  # that are merged to one: each has a feature, or is of no use
 
 
 def native_id(name: str, longest: int = LONGEST_ID) -> str:
@@ -41,6 +43,9 @@ def merged(
     Names that begin with ``_`` are not features, nor are namespaces whose first letter is ``ignored``. Objects of one
     name are merged; of other values the last one counts, but all strings do.
     """
+    if len(dictionaries) > MOST_DICTIONARIES:
+        message = f"{target} must have at most {MOST_DICTIONARIES} objects, got {len(dictionaries)}"
+        raise Refusal(INVALID, message, target)
     whole: dict[str, Any] = {}
     for place, features in enumerate(dictionaries):
         if not isinstance(features, dict):
@@ -68,7 +73,7 @@ def _put(into: dict[str, Any], name: str, value: Any) -> None:
     elif isinstance(before, str) and isinstance(value, str) and before != value:
         into[name] = [before, value]
     elif isinstance(before, list) and isinstance(value, str):
-        into[name] = [*before, value]
+        before.append(value)
     else:
         into[name] = value
 

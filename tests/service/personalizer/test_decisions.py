@@ -2,10 +2,12 @@
 
 import json
 
+import msgspec
 import pytest
 
 from service.admin.exporting import outcome
 from service.learn.loop_state import rules_of
+from service.plugins.personalizer import features
 
 VERSIONS = ["/v1.0", "/v1.1-preview.1", "/v1.1-preview.2", "/v1.1-preview.3", ""]
 MULTI_SLOT = {"name": "slots", "arguments": "--ccb_explore_adf --epsilon 0.2 --power_t 0 -l 0.001 --cb_type mtr -q ::"}
@@ -106,6 +108,24 @@ def test_a_key_for_one_loop_says_which_loop_is_meant(live, http, loop):
 )
 def test_a_wrong_rank_request_is_refused(http, changes):
     refused(http.post("/personalizer/v1.0/rank", json=rank_body(**changes)), "InvalidRankRequest")
+
+
+def test_strings_of_one_name_are_gathered_without_copying_them_each_time():
+    strings = [{"tag": f"t{k}", "in": {"tag": f"t{k}"}} for k in range(features.MOST_DICTIONARIES)]
+    merged = msgspec.json.decode(features.merged("contextFeatures", strings, ()))
+    names = [f"t{k}" for k in range(features.MOST_DICTIONARIES)]
+    assert merged == {"tag": names, "in": {"tag": names}}
+    into = {"tag": ["a", "b"]}
+    gathered = into["tag"]
+    features._put(into, "tag", "c")
+    assert into["tag"] is gathered == ["a", "b", "c"]
+
+
+def test_more_objects_than_features_are_refused_before_they_are_merged(http):
+    many = [{"tag": "x"}] * (features.MOST_DICTIONARIES + 1)
+    for changes in ({"contextFeatures": many}, {"actions": [{"id": "a", "features": many}]}):
+        error = refused(http.post("/personalizer/v1.0/rank", json=rank_body(**changes)), "InvalidRankRequest")
+        assert "at most 1000 objects, got 1001" in str(error)
 
 
 def test_what_is_no_json_is_refused(http):
