@@ -6,12 +6,14 @@ id.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import secrets
 import sys
 import time
 from contextvars import ContextVar
 from datetime import UTC, datetime
+from typing import Any
 
 import msgspec
 
@@ -30,6 +32,7 @@ class ServedRequest(msgspec.Struct):
     path: str = "unknown"  # the route's path: it names no user
     client_id: bytes | None = None  # its ``X-Request-Id``
     own_id: str | None = None
+    connection: object = None  # of the server; its ``disconnected`` is whether the client has gone
 
     @property
     def id(self) -> str:
@@ -46,6 +49,12 @@ class ServedRequest(msgspec.Struct):
 
 
 serving: ContextVar[ServedRequest | None] = ContextVar("serving", default=None)
+
+
+def log_failure(task: asyncio.Future[Any]) -> None:
+    """Log why a background task failed; it is a callback for the end of one that nobody waits for."""
+    if not task.cancelled() and task.exception() is not None:
+        log.error("a background task failed", exc_info=task.exception())
 
 
 def shown(value: bytes) -> str:

@@ -24,6 +24,7 @@ from service.learn.control import LearnerClient
 from service.log.client import WriterClient
 from service.log.opening import open_log
 from service.log.workers import WorkerProcess
+from service.logs import log_failure
 from service.models.published import PublishedModels
 from service.plugins import plugins
 from service.rank.ranker import RankerContext
@@ -102,6 +103,8 @@ async def _serve(config: Config, sock: socket.socket, parent: int, beat: Beat) -
     beside = [
         asyncio.ensure_future(plugin.background(app.core, config.run)) for plugin in plugins() if plugin.background
     ]
+    for task in beside:
+        task.add_done_callback(log_failure)
     await asyncio.wait([connecting], timeout=CONNECT_SECONDS)  # connections wait to be accepted meanwhile
     gc.freeze()  # exclude start-up objects from collections, which would pause for 0.1 s each time
     gc.set_threshold(GARBAGE_OBJECTS)

@@ -18,6 +18,7 @@ from service.learn.learner import relearned
 from service.log.protocol import Head, Log, StoreUnavailable
 from service.log.records import ACTIVATE, LOOP, RANK, REWARD, TICK, Entry, encode
 from service.log.workers import JOB_SECONDS, Worker
+from service.logs import log_failure
 from service.rank.ranker import RankerContext
 from service.settings import Settings
 from service.times import DAY
@@ -71,6 +72,7 @@ class Retrainer:
         if running is not None:
             running.cancel()
         self.tasks[loop] = asyncio.create_task(self._train(loop, days, after))
+        self.tasks[loop].add_done_callback(log_failure)
 
     async def _train(self, loop: str, days: int, after: int) -> None:
         try:
