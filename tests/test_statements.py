@@ -70,6 +70,7 @@ def test_what_cannot_be_changed_is_named_where_users_ask():
     answer = text_of("docs/start/faq.md").partition("Can I change settings later?")[2]
     for name in (*FIXED, "reward_range"):
         assert f"`{name}`" in answer, name
+        assert f"`{name}`" in text_of("docs/reference/api.md"), name
 
 
 def test_pages_that_say_that_numbers_need_no_scaling_name_the_model():
