@@ -6,13 +6,14 @@ import sys
 import textwrap
 
 import pytest
+from waiting import LIMIT
 
 import fedres
 
 
 def run(*words, cwd=None, **env):
     named = {name: value for name, value in os.environ.items() if name != "NUMBA_CACHE_DIR"} | env
-    return subprocess.run(words, cwd=cwd, env=named, capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run(words, cwd=cwd, env=named, capture_output=True, text=True, timeout=LIMIT, check=False)
 
 
 def test_the_command_runs_as_a_module_and_knows_its_version():

@@ -7,6 +7,7 @@ import operator
 import threading
 
 import pytest
+from waiting import LIMIT
 
 from fedres.client.hosted import rewards as rewards_module
 from fedres.client.hosted.calls import Calls
@@ -165,13 +166,13 @@ def test_rewards_have_an_age_and_one_that_waits_for_long_is_logged_once(queue, m
 
     def answer(request):
         asked.set()
-        go_on.wait(60)
+        go_on.wait(LIMIT)
         return stored(request)
 
     rewards, _ = queue(answer)
     assert rewards.status().oldest_seconds == 0
     put(rewards, "a")
-    assert asked.wait(60)
+    assert asked.wait(LIMIT)
     now[0] += 11
     assert rewards.status().oldest_seconds == pytest.approx(11)
     put(rewards, "b", "c")
