@@ -82,11 +82,13 @@ ERRORS: dict[int, dict[str, str]] = {  # status: {code: meaning, and what to do}
         "too_many_uploads": "The device sent too many uploads: wait for `Retry-After` seconds.",
     },
     431: {"head_too_large": "The headers are too large."},
+    499: {"client_gone": "The client disconnected before the response: it counts in metrics and is not sent."},
     500: {
         "internal": "A fault of the service; it is logged.",
     },
     503: {
         "starting": "No models are published yet: retry.",
+        "ranker_busy": "Too many requests of the loop wait for a thread, for decisions or for the log: retry.",
         "store_gone": "The log writer was restarted, and it is unknown what it stored: retry with the same `event_id`.",
         "store_timeout": "The log writer did not confirm the record within 10 s: retry with the same `event_id`.",
         "store_closed": "The service is shutting down: retry.",
@@ -132,13 +134,14 @@ FEATURE_LIMITS = {
     "features": "features of the context, and of each action",
     "depth": "nesting depth of features",
     "name": "characters in a feature name",
-    "crosses": "crosses (context features × features of all actions) in a rank request",
+    "crosses": "crosses ((context features + 1) × features of all actions) in a rank request",
 }
 QUOTAS = {
     "pending_events": "events that wait for their reward or to be activated",
     "pending_bytes": "bytes of memory for them; beyond twice as many, rewards are rejected too",
     "early_events": "events with a reward, but no decision yet",
     "early_rewards": "rewards of these events",
+    "rewards": "rewards of one event that a ranker stores; repeats of stored ones are still acknowledged",
     "users": "users with a personal model",
     "actions": "actions in the catalogue",
     "catalogue_bytes": "bytes of ids and features in the catalogue",

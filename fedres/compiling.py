@@ -41,6 +41,11 @@ def kernel(function: Function) -> Function:
     return _cached(_compiled(function, _OPTIONS), function)
 
 
+def free_kernel(function: Function) -> Function:
+    """Compile a kernel that takes milliseconds: it releases the interpreter's lock, so that other threads go on."""
+    return _cached(njit(**_OPTIONS | {"nogil": True})(function), function)
+
+
 def bare_kernel(function: Function) -> Function:
     """Compile a kernel that allocates no arrays, makes only views of its arguments, and returns none to Python.
 

@@ -30,6 +30,12 @@ _commit_seconds = Histogram(
 batches = Histogram("fedres_learner_batch_records", "Records in a batch of the learner.", buckets=SIZES)
 refusals = Counter("fedres_refused_requests", "Requests rejected because the key sent too many.", ["key"])
 refused_changes = Counter("fedres_refused_changes", "Calls of admin routes that were refused.", ["key"])
+ranker_work = Counter(
+    "fedres_ranker_work",
+    "Work of rankers on threads, by loop and kind: done, given up by the caller, or refused as too much waits.",
+    ["loop", "kind", "outcome"],
+)
+ranker_work_seconds = Counter("fedres_ranker_work_seconds", "Time that this work took.", ["loop", "kind"])
 snapshots = Counter("fedres_snapshots", "Snapshots written.")
 worker_seconds = Counter(
     "fedres_worker_seconds", "Time that a loop's reports, exports and jobs took their processes.", ["worker", "loop"]

@@ -48,8 +48,9 @@ export function hashed(place, features, id) {
 /** Refuse more pairs than a request may have. */
 export function checkCrosses(context, actions) {
   const n = actions.reduce((sum, action) => sum + action.hashes.length, 0);
-  if (context.hashes.length * n > LIMITS.crosses) {
-    throw new RangeError(`context × action features must be at most ${LIMITS.crosses}, got ${context.hashes.length} × ${n}`);
+  if ((context.hashes.length + 1) * n > LIMITS.crosses) {
+    const got = `(${context.hashes.length} + 1) × ${n}`;
+    throw new RangeError(`(context features + 1) × action features must be at most ${LIMITS.crosses}, got ${got}`);
   }
 }
 

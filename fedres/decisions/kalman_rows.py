@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedres.checks import Array
-from fedres.compiling import inner_kernel, kernel
+from fedres.compiling import free_kernel, inner_kernel, kernel
 from fedres.decisions.constants import BIAS_WORDS, HEAD, ID_FIELD, MOST_OWN_VARIANCE
 from fedres.decisions.kalman_diagonal import diagonal_part
 from fedres.decisions.kalman_inputs import action_value, field_place, find_light, key_of
@@ -49,7 +49,7 @@ class Rows(NamedTuple):
     pair_means: Array  # float64, what the pairs of a row's features add to its mean, by ``fill_pair_means``
 
 
-@kernel
+@free_kernel
 def number_features(
     table: Array, keys: Array, fields: Array, n: int, row_hashes: Array, row_fields: Array, numbers: Array
 ) -> int:
@@ -69,14 +69,14 @@ def number_features(
     return n
 
 
-@kernel
+@free_kernel
 def fill_inputs(shared: Any, hashes: Array, values: Array, fields: Array, inputs: Array) -> None:
     """Fill in the value of each feature at its place."""
     for j in range(hashes.size):
         inputs[j] = action_value(shared, hashes[j], np.float64(values[j]), fields[j], False)
 
 
-@kernel
+@free_kernel
 def fill_pair_means(shared: Any, rows: Any, first: int) -> None:
     """Fill in what pairs add to the means of the rows from ``first`` on: the same in all contexts."""
     longest = _longest(rows.starts)

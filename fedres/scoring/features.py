@@ -123,9 +123,10 @@ class Preparer:
 
 
 def check_crosses(n_context: int, n_actions: int, limits: FeatureLimits) -> None:
-    """Refuse more pairs of features than a request may have."""
-    if n_context * n_actions > limits.crosses:
-        message = f"context × action features must be at most {limits.crosses}, got {n_context} × {n_actions}"
+    """Refuse more pairs of features than a request may have; each action feature also counts alone."""
+    if (n_context + 1) * n_actions > limits.crosses:
+        got = f"({n_context} + 1) × {n_actions}"
+        message = f"(context features + 1) × action features must be at most {limits.crosses}, got {got}"
         raise FeatureError(message)
 
 

@@ -35,7 +35,7 @@ class FeatureLimits:
     features: int = 1_000  # of the context, and of each action
     depth: int = 8  # objects inside each other
     name: int = 1_000  # characters of a name, an indicator's value included
-    crosses: int = 250_000  # context features × features of all actions
+    crosses: int = 250_000  # (context features + 1) × features of all actions
     number: float = LARGEST  # size of a number
     arrays_of_objects: bool = False  # as Vowpal Wabbit writes namespaces; what is in them is named `array[0].name`
 

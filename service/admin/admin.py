@@ -76,7 +76,7 @@ class Admin:
         self._check_room(new_settings)
         if new_settings.model != DEFAULT_MODEL:
             await self._context.until_compiled()
-        deleted = await self._context.look_up(lambda log: log.of_kind(name, DELETED))
+        deleted = await self._context.look_up(name, lambda log: log.of_kind(name, DELETED))
         event = f"loop after {deleted[-1].position if deleted else 0}"
         try:
             return await self._context.append_now(Record(name, LOOP, event, body=body))
@@ -85,7 +85,7 @@ class Admin:
 
     async def _made_before(self, name: str, settings: Settings) -> int:
         """Return the version of an existing loop created with the same settings, as a repeated call should."""
-        created = await self._context.look_up(lambda log: log.of_kind(name, LOOP)[-1])
+        created = await self._context.look_up(name, lambda log: log.of_kind(name, LOOP)[-1])
         made = read_settings_body(created.body)
         if made != _with_draws(settings, made.control):
             message = f"loop {name!r} exists with other settings; change them with PATCH /v1/loops/{name}/settings"
@@ -249,7 +249,7 @@ class Admin:
     async def put_model(self, loop: str, state: bytes) -> int:
         """Replace the shared model; personal models stay. Return the new model version."""
         view = self._context.loop(loop).view
-        created = await self._context.look_up(lambda log: log.of_kind(loop, LOOP)[-1])
+        created = await self._context.look_up(loop, lambda log: log.of_kind(loop, LOOP)[-1])
         try:
             ranges = view.seen_range, read_settings_body(created.body).reward_range
             model_kind(view.settings).check(view.settings, state, ranges)

@@ -67,7 +67,7 @@ class MachineStatus:
         heads: Mapping[str, Head] = {}
         n_bytes: int | None = None
         with contextlib.suppress(ApiError, StoreUnavailable):
-            heads, n_bytes = await self._context.look_up(lambda log: (log.heads(), log.size()))
+            heads, n_bytes = await self._context.look_up("", lambda log: (log.heads(), log.size()))
         learner = self._context.models.learner()
         loops = self._loops()
         return {

@@ -54,15 +54,19 @@ class Reward(Struct, forbid_unknown_fields=True):
 class RewardBatch(Struct, forbid_unknown_fields=True):
     """Many rewards at once, each stored or refused separately."""
 
-    #: Rewards of events of one loop; those of one event count in their order.
-    rewards: Annotated[list[EventReward], Meta(min_length=1)]
+    rewards: Annotated[
+        Annotated[list[EventReward], Meta(min_length=1)],
+        about("Rewards of events of one loop; those of one event count in their order."),
+    ]
 
 
 class RewardResults(Struct):
     """The result of each reward of a call, in its order; all that are stored are durable."""
 
-    #: The id of the event, or an error, for each reward, in order.
-    results: list[Annotated[Any, Meta(extra_json_schema=_REWARD_OR_ERROR)]]
+    results: Annotated[
+        list[Annotated[Any, Meta(extra_json_schema=_REWARD_OR_ERROR)]],
+        about("The id of the event, or an error, for each reward, in order."),
+    ]
 
 
 _encode = msgspec.json.Encoder().encode

@@ -266,7 +266,7 @@ class Router:
             await self._app(scope, receive, send)
             return
         began, method, raw_path, audited = perf_counter(), scope["method"], b"", False
-        request = ServedRequest(method)
+        request = ServedRequest(method, connection=getattr(receive, "__self__", None))
         serving.set(request)
         reply: Reply | None = None
         more: Headers = ()  # of the reply

@@ -19,7 +19,7 @@ import contextlib
 import hashlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 import psycopg
@@ -27,14 +27,16 @@ from psycopg.conninfo import conninfo_to_dict
 
 from fedres.checks import whole
 from service.log.postgres_rows import Key, LockedHead, NumberedRecords, keys_of, refusal_of, texts
-from service.log.postgres_schema import NOW, Session
+from service.log.postgres_schema import NOW, Session, is_kind
 from service.log.postgres_session import DatabaseClock, SharedSession
 from service.log.protocol import NO_EPOCHS, NO_LIMIT, Group, Head, Outcome, Pruning, Refused, StoreUnavailable
-from service.log.records import ABOUT, BASE, ERASE, ERASED, OLD, RANK, Entry, Record
+from service.log.records import ABOUT, BASE, ERASE, ERASED, OLD, RANK, REWARD, Entry, Record
 from service.log.sqlite import entry_of
 
 if TYPE_CHECKING:
     from service.log.opening import Store
+
+T = TypeVar("T")
 
 NOTIFY_SECONDS = 0.01  # at least, between two notifications: each takes a lock of the whole server
 HOLD_SECONDS = 0.5  # between two attempts to become the holder of a loop
@@ -55,7 +57,7 @@ FIRST_OF = """SELECT sought.*, first.position FROM unnest(%b, %b, %b) AS sought 
     WHERE log.loop = sought.loop AND log.event = sought.event AND log.kind = sought.kind OFFSET 0) AS first"""
 FIND = f"""SELECT {NAMES}, {BODIES} FROM (SELECT DISTINCT unnest(%b) AS sought) AS given
     CROSS JOIN LATERAL (SELECT * FROM fedres.log
-    WHERE log.loop = %b AND log.event = given.sought OFFSET 0) AS found ORDER BY position"""
+    WHERE log.loop = %b AND log.event = given.sought{{kind}} OFFSET 0) AS found ORDER BY position"""
 # The user's own records, and the rewards and activations of the user's decisions.
 ERASE_USER = f"""DELETE FROM fedres.log WHERE loop = %(loop)s AND position = ANY (ARRAY (
     SELECT position FROM fedres.log WHERE loop = %(loop)s AND "user" = %(user)s
@@ -97,6 +99,7 @@ OLD_BASES = f"""WITH piece AS MATERIALIZED (
             AND newer.kind = '{BASE}' AND newer.position > piece.position AND newer.position < %(done)s)))
     SELECT (SELECT array_agg(position) FROM doomed), (SELECT max(position) FROM piece), (SELECT count(*) FROM piece)"""
 PRUNE = "DELETE FROM fedres.log WHERE loop = %s AND position = ANY (%s)"
+NEWEST_TOGETHER = 20  # of a user's decisions in one query
 PRUNED_AT_ONCE = 500  # records that one call of ``prune`` looks at
 REMOVED = "UPDATE fedres.head SET removed = removed + %s WHERE loop = %s"
 SET_NOTE = """INSERT INTO fedres.meta VALUES (%s, %s)
@@ -172,13 +175,34 @@ class PostgresLog:
         where = "loop = %s AND position > %s ORDER BY position LIMIT %s"
         return self._select(where, _sought(loop), after, limit, bodies=bodies)
 
-    def find(self, loop: str, events: Sequence[str]) -> list[Entry]:
+    def find(self, loop: str, events: Sequence[str], kind: str | None = None) -> list[Entry]:
         sought = [event for event in events if "\0" not in event]
-        return [entry_of(row, with_body=True) for row in self._session.rows(FIND, (texts(sought), _sought(loop)))]
+        question = FIND.format(kind="" if kind is None else f" AND {is_kind(kind)}")
+        return [entry_of(row, with_body=True) for row in self._session.rows(question, (texts(sought), _sought(loop)))]
 
-    def newest_of(self, loop: str, user: str, limit: int) -> list[Entry]:
-        where = 'loop = %s AND "user" = %s ORDER BY position DESC LIMIT %s'
-        return self._select(where, _sought(loop), _sought(user), limit)
+    def newest_of(self, loop: str, user: str, limit: int, read: Callable[[Entry], T | None]) -> list[T]:
+        where = f"""loop = %s AND "user" = %s AND position < %s AND kind = '{RANK}' ORDER BY position DESC LIMIT %s"""
+        results: list[T] = []
+        before = NO_LIMIT
+        while len(results) < limit:
+            n = min(limit - len(results), NEWEST_TOGETHER)
+            piece = self._select(where, _sought(loop), _sought(user), before, n)
+            for entry in piece:
+                result = read(entry)
+                if result is None:
+                    return results
+                results.append(result)
+            if len(piece) < n:
+                break
+            before = piece[-1].position
+        return results
+
+    def rewards_of(self, loop: str, event: str, limit: int) -> list[Entry]:
+        where = f"loop = %s AND event = %s AND kind = '{REWARD}' LIMIT %s"
+        return self._select(where, _sought(loop), _sought(event), limit, bodies=False)
+
+    def interrupt(self) -> None:
+        self._session.interrupt()
 
     def of_user(self, loop: str, user: str, after: int = 0, limit: int = 1_000) -> list[Entry]:
         where = 'loop = %s AND "user" = %s AND position > %s ORDER BY position LIMIT %s'

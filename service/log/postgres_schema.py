@@ -55,6 +55,7 @@ SET = """SELECT set_config(given.name, given.value, false)
     WHERE setting <> 'remote_apply'"""
 
 _ONCE = " ".join(f"WHEN '{kind}' THEN {number}" for number, kind in enumerate(ONCE))
+_NUMBER = f"CASE kind {_ONCE} END"  # of a kind that an event has once
 # STATISTICS 0: the planner would keep samples of users and events, which would outlive an erasure.
 # COLLATE "C": an index in the order of a language breaks when the operating system changes that order.
 TABLES = f"""
@@ -95,7 +96,7 @@ COMMENT ON COLUMN fedres.log.raw IS 'where it is not';
 ALTER TABLE fedres.log ALTER event SET STATISTICS 0, ALTER "user" SET STATISTICS 0,
     ALTER checksum SET STATISTICS 0, ALTER example SET STATISTICS 0,
     ALTER body SET STATISTICS 0, ALTER raw SET STATISTICS 0;
-CREATE UNIQUE INDEX log_by_event ON fedres.log (loop, event, (CASE kind {_ONCE} END)) WHERE event IS NOT NULL;
+CREATE UNIQUE INDEX log_by_event ON fedres.log (loop, event, ({_NUMBER})) WHERE event IS NOT NULL;
 CREATE INDEX log_by_user ON fedres.log (loop, "user", position) WHERE "user" IS NOT NULL;
 CREATE INDEX log_by_kind ON fedres.log (loop, kind, position) WHERE kind IN {RARE};
 CREATE TABLE fedres.keys (number bigint GENERATED ALWAYS AS IDENTITY, id text PRIMARY KEY, key text NOT NULL);
@@ -161,6 +162,11 @@ CODES = {
 T = TypeVar("T")
 
 _EVENTS = {Wait.R: select.POLLIN, Wait.W: select.POLLOUT, Wait.RW: select.POLLIN | select.POLLOUT}
+
+
+def is_kind(kind: str) -> str:
+    """Return the condition for records of a kind, by the index of events where that has the kind."""
+    return f"({_NUMBER}) = {ONCE.index(kind)}" if kind in ONCE else f"kind = '{kind}'"
 
 
 class Session(psycopg.Connection[tuple[Any, ...]]):

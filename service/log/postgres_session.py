@@ -15,6 +15,7 @@ from service.log.postgres_rows import register
 from service.log.postgres_schema import CHANNEL, Session, opened, unavailable
 from service.log.protocol import StoreUnavailable
 
+CANCEL_SECONDS = 2.0  # for a connection that cancels a query
 RETRY_SECONDS = 0.25  # after a failure to connect; meanwhile calls fail at once
 
 
@@ -66,6 +67,13 @@ class SharedSession:
     def _query(self, question: str, parameters: Sequence[object]) -> list[tuple[Any, ...]]:
         with self.lend() as db:
             return db.execute(question, parameters, binary=True).fetchall()
+
+    def interrupt(self) -> None:
+        """Cancel the query that another thread waits for, if there is one."""
+        db = self._db
+        if db is not None:
+            with contextlib.suppress(psycopg.Error, StoreUnavailable):  # the session has ended meanwhile
+                db.cancel_safe(timeout=CANCEL_SECONDS)
 
     @property
     def file(self) -> int | None:

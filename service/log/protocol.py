@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -68,6 +68,8 @@ class Pruning(msgspec.Struct, frozen=True):
 NO_EPOCHS: Mapping[str, int] = {}
 NO_LIMIT = 1 << 62
 
+T = TypeVar("T")
+
 Group = Sequence[Record]  # records of one loop that are stored together or not at all
 Outcome = int | Refused  # the position of a group's first record, or why it was refused
 
@@ -97,11 +99,23 @@ class Log(Protocol):
         Without ``bodies``, bodies are left out of records with an example.
         """
 
-    def find(self, loop: str, events: Sequence[str]) -> list[Entry]:
-        """Return all records about the events, oldest first."""
+    def find(self, loop: str, events: Sequence[str], kind: str | None = None) -> list[Entry]:
+        """Return all records about the events, or those of one kind, oldest first.
 
-    def newest_of(self, loop: str, user: str, limit: int) -> list[Entry]:
-        """Return at most ``limit`` records of a user, the newest first."""
+        Decisions are looked up without reading the other records of their events.
+        """
+
+    def newest_of(self, loop: str, user: str, limit: int, read: Callable[[Entry], T | None]) -> list[T]:
+        """Return what ``read`` makes of at most ``limit`` decisions of a user, the newest first, until it returns None.
+
+        Few records are in memory at once.
+        """
+
+    def rewards_of(self, loop: str, event: str, limit: int) -> list[Entry]:
+        """Return at most ``limit`` rewards of an event, in any order, without bodies where there is an example."""
+
+    def interrupt(self) -> None:
+        """Let a statement that reads the log on another thread fail with ``StoreUnavailable``, if there is one."""
 
     def of_user(self, loop: str, user: str, after: int = 0, limit: int = 1_000) -> list[Entry]:
         """Return at most ``limit`` records of a user behind ``after``, oldest first; the log is not scanned."""

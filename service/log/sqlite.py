@@ -14,7 +14,7 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fedres.checks import whole
 from service.log.checking import check_group, checked, duplicate, readable
@@ -37,11 +37,23 @@ from service.log.records import (
     checksum,
 )
 from service.log.sqlite_gaps import dirty_pages, overwrite, page_size, pages_in_wal
-from service.log.sqlite_schema import INCREMENTAL, Connect, Connection, close, name_of, opened, quick_check, sqlite_file
+from service.log.sqlite_schema import (
+    INCREMENTAL,
+    Connect,
+    Connection,
+    close,
+    is_kind,
+    name_of,
+    opened,
+    quick_check,
+    sqlite_file,
+)
 from service.times import system_clock
 
 if TYPE_CHECKING:
     from service.log.opening import Store
+
+T = TypeVar("T")
 
 COLUMNS = "loop, position, time, kind, event, user, checksum, example, body"
 INSERT = f"INSERT INTO log ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
@@ -158,16 +170,31 @@ class SqliteLog:
             limit,
         )
 
-    def find(self, loop: str, events: Sequence[str]) -> list[Entry]:
-        entries, names = list[Entry](), list(dict.fromkeys(events))
+    def find(self, loop: str, events: Sequence[str], kind: str | None = None) -> list[Entry]:
+        entries = list[Entry]()
+        names = list(dict.fromkeys(events))
         for piece in (names[k : k + FOUND_TOGETHER] for k in range(0, len(names), FOUND_TOGETHER)):
             rows = f"INDEXED BY log_by_event WHERE loop = ? AND event IN ({','.join('?' * len(piece))})"
-            entries += self._select(BODIES, rows, loop, *piece)
+            if kind is None:
+                entries += self._select(BODIES, rows, loop, *piece)
+            else:
+                entries += self._select(BODIES, f"{rows} AND {is_kind(kind)}", loop, *piece)
         return sorted(entries, key=lambda entry: entry.position)
 
-    def newest_of(self, loop: str, user: str, limit: int) -> list[Entry]:
-        rows = "INDEXED BY log_by_user WHERE loop = ? AND user = ? ORDER BY rowid DESC LIMIT ?"
-        return self._select(BODIES, rows, loop, user, limit)
+    def newest_of(self, loop: str, user: str, limit: int, read: Callable[[Entry], T | None]) -> list[T]:
+        rows = f"INDEXED BY log_by_user WHERE loop = ? AND user = ? AND kind = '{RANK}' ORDER BY rowid DESC LIMIT ?"
+        with self._connection() as db:
+            return _read_until(db, f"SELECT {NAMES}, {BODIES} FROM log {rows}", (loop, user, limit), read)
+
+    def rewards_of(self, loop: str, event: str, limit: int) -> list[Entry]:
+        rows = f"INDEXED BY log_by_event WHERE loop = ? AND event = ? AND kind = '{REWARD}' LIMIT ?"
+        return self._select(OTHER_BODIES, rows, loop, event, limit)
+
+    def interrupt(self) -> None:
+        db = self._db
+        if db is not None:
+            with contextlib.suppress(sqlite3.Error):  # closed meanwhile
+                db.interrupt()
 
     def of_user(self, loop: str, user: str, after: int = 0, limit: int = 1_000) -> list[Entry]:
         return self._select(BODIES, OF_USER, loop, user, loop, after, limit)
@@ -399,6 +426,19 @@ def _heads(db: Connection, loops: set[str] | None = None) -> dict[str, Head]:
         heads_of = f"SELECT loop, last, time, removed FROM head WHERE loop IN ({', '.join('?' * len(loops))})"
         rows = db.execute(heads_of, tuple(loops))
     return {loop: Head(last, time, removed) for loop, last, time, removed in rows}
+
+
+def _read_until(
+    db: Connection, query: str, parameters: tuple[object, ...], read: Callable[[Entry], T | None]
+) -> list[T]:
+    """Return what ``read`` makes of the rows, until it returns None: SQLite makes a row when it is needed."""
+    results: list[T] = []
+    for row in db.execute(query, parameters):
+        result = read(entry_of(row, with_body=True))
+        if result is None:
+            break
+        results.append(result)
+    return results
 
 
 @functools.cache

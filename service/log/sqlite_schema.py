@@ -29,6 +29,7 @@ PRAGMAS = (
 INCREMENTAL = 2  # how SQLite calls a file that can be shortened step by step, from its making on
 
 _ONCE = " ".join(f"WHEN '{kind}' THEN {number}" for number, kind in enumerate(ONCE))
+_NUMBER = f"CASE kind {_ONCE} END"  # of a kind that an event has once
 SCHEMA = (
     f"PRAGMA application_id = {APPLICATION_ID}",
     "CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
@@ -52,7 +53,7 @@ SCHEMA = (
     )""",
     "CREATE UNIQUE INDEX log_by_position ON log (loop, position)",
     # Finds the records of an event, and keeps those of some kinds unique (NULLs are distinct).
-    f"CREATE UNIQUE INDEX log_by_event ON log (loop, event, CASE kind {_ONCE} END) WHERE event IS NOT NULL",
+    f"CREATE UNIQUE INDEX log_by_event ON log (loop, event, {_NUMBER}) WHERE event IS NOT NULL",
     "CREATE INDEX log_by_user ON log (loop, user) WHERE user IS NOT NULL",
     f"CREATE INDEX log_by_kind ON log (loop, kind, position) WHERE kind IN {RARE}",
 )
@@ -62,7 +63,13 @@ class Connection(Protocol):
     """The connection that the log needs; it must be in autocommit mode and raise ``sqlite3.Error``."""
 
     def execute(self, sql: str, parameters: tuple[Any, ...] = ..., /) -> Iterable[Any]: ...
+    def interrupt(self) -> None: ...
     def close(self) -> None: ...
+
+
+def is_kind(kind: str) -> str:
+    """Return the condition for records of a kind, by the index of events where that has the kind."""
+    return f"{_NUMBER} = {ONCE.index(kind)}" if kind in ONCE else f"kind = '{kind}'"
 
 
 Connect = Callable[[], Connection]

@@ -17,7 +17,7 @@ import numpy as np
 
 from fedres import key_tables
 from fedres.checks import Array
-from fedres.compiling import kernel
+from fedres.compiling import free_kernel, kernel
 from fedres.decisions.kalman_document import write_safetensors
 from fedres.key_tables import TAIL, clear, slots_in
 from fedres.policies.kernels import explore, pick
@@ -425,7 +425,7 @@ class PublishedAdagrad(NamedTuple):
         return write_safetensors(parts, {**facts, "since": str(since)})
 
 
-@kernel
+@free_kernel
 def _choose_all(
     columns: Any, weights: Array, shift: int, crosses: bool, memory: Array, policy: Any, actions: Array, numbers: Array
 ) -> None:
@@ -453,7 +453,7 @@ def _choose_all(
         row, first, action = row + n + 1, last, action + n
 
 
-@kernel
+@free_kernel
 def _predict_items(features: Any, weights: Array, shift: int, memory: Array, key: Any, means: Array) -> None:
     """Fill in the expected rewards of items."""
     own = np.empty(words_for(MAX_SLOTS), np.uint64)

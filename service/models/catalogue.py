@@ -114,6 +114,7 @@ class CatalogueCopy:
         self.references: dict[str, CatalogueReference] = {}  # as logged for each
         self.prepared: dict[str, Hashed] = {}  # their hashed features, cached
         self.n_bytes = 0  # of ids and features
+        self.largest = 0  # bytes of features of any action so far
         self.listeners: list[Callable[[str], None]] = []  # called with the id of each action that changes
         self._next = -1  # the piece to read next
 
@@ -147,5 +148,6 @@ class CatalogueCopy:
         if action is not None:
             self.actions[name], self.references[name] = action, CatalogueReference(name, action.put)
             self.n_bytes += len(name) + len(action.features)
+            self.largest = max(self.largest, len(action.features))
         for listener in self.listeners:
             listener(name)

@@ -7,11 +7,13 @@ has changed, and pieces of its catalogue. Weights are published by chunks of 1,0
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 import mmap
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 
@@ -234,6 +236,7 @@ class Loop:
         self.seen: Array = np.zeros(0, np.uint64)
         self.spare_seen: Array = self.seen
         self.clients_version = -1
+        self.lent: Counter[int] = Counter()  # copies on other threads, by the id of their weights
         # What follows from a view, once for all decisions under it:
         self.id = view.id
         self.policy: tuple[Array, int] = (NO_RULE, 0)  # how it explores: a rule, and the number of rewards learned
@@ -243,6 +246,25 @@ class Loop:
     def n_learned(self) -> int:
         """How many rewards it has learned."""
         return self.model.n_learned(self.view.statistics)
+
+    @contextlib.contextmanager
+    def lend(self, names: Iterable[str]) -> Iterator[Loop]:
+        """Yield a copy for another thread, with these actions of the catalogue; publications do not change it.
+
+        What it prepares of them is kept.
+        """
+        lent = copy.copy(self)
+        lent.catalogue = {name: self.catalogue[name] for name in names if name in self.catalogue}
+        lent.references = {name: self.references[name] for name in lent.catalogue}
+        lent.prepared = {name: self.prepared[name] for name in lent.catalogue if name in self.prepared}
+        self.lent[id(lent.weights)] += 1
+        try:
+            yield lent
+        finally:
+            self.lent[id(lent.weights)] -= 1
+            for name, row in lent.prepared.items():
+                if self.catalogue.get(name) is lent.catalogue[name]:  # else it was changed meanwhile
+                    self.prepared[name] = row
 
 
 class PublishedModels:
@@ -303,6 +325,11 @@ class PublishedModels:
         with contextlib.suppress(TornRead):
             data = None if memory is None else memory.read(LOOPS)
             self._names = [] if data is None else sorted(_unpack_names(data))
+            for name in self._loops.keys() - {
+                *self._names
+            }:  # they were deleted, or are so new that they are read again
+                del self._loops[name]
+                self._fresh.discard(name)
         return self._names
 
     def loop(self, name: str) -> Loop | None:
@@ -363,7 +390,7 @@ class PublishedModels:
         if offset < 0:
             raise TornRead(f"the weights of loop {view.name!r} are not published yet")
         size = int(memory.words[offset + HEAD])
-        if loop.spare.size != size:
+        if loop.spare.size != size or loop.lent[id(loop.spare)]:
             n_chunks = (size >> CHUNK_BITS) + 1
             loop.spare, loop.spare_seen = np.zeros(size, np.float32), np.zeros(n_chunks, np.uint64)
         if _copy_weights(memory.words, offset, key, loop.spare.view(np.uint32), loop.spare_seen) != 0:

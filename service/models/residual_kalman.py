@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 
 from fedres.checks import Array
-from fedres.compiling import kernel
+from fedres.compiling import free_kernel, kernel
 from fedres.decisions.array_checks import check_arrays
 from fedres.decisions.constants import BIAS_WORDS, MOST_PAIRED, OWN_BYTES, START_EVENTS
 from fedres.decisions.constants import HEAD as OWN_HEAD
@@ -528,7 +528,7 @@ def _own_words(scored: ScoredRequest) -> Array | None:
     return NO_MODEL if scored.personal is None else scored.personal.words
 
 
-@kernel
+@free_kernel
 def _choose_all(columns: Any, kalman: Any, memory: Array, policy: Any, actions: Array, numbers: Array) -> None:
     """Fill in the actions drawn, and the probabilities and scores of all, by means and widths."""
     n_actions, sizes, hashes, values, fields, keys, allowed, draws = columns
@@ -562,7 +562,7 @@ def _choose_all(columns: Any, kalman: Any, memory: Array, policy: Any, actions: 
         row, first, action = row + n + 1, last, action + n
 
 
-@kernel
+@free_kernel
 def _predict_items(
     kalman: Any, rows: Any, hashes: Array, values: Array, memory: Array, key: Any, means: Array, widths: Array
 ) -> None:

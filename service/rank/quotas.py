@@ -6,11 +6,15 @@ Nothing that was acknowledged is ever dropped for a quota.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
 from fedres import checks
 from service.errors import ApiError
 from service.models.loop_metadata import LoopView
+
+COUNTED_EVENTS = 10_000  # whose rewards a ranker counts, and as many from before
+FULL_EVENTS = 100  # of which it remembers the keys of all rewards
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +25,7 @@ class Quotas:
     pending_bytes: int = 2_000_000_000  # of the learner's memory for them
     early_events: int = 100_000  # ids that have a reward, but no decision yet
     early_rewards: int = 200_000  # of these ids
+    rewards: int = 1_000  # of one event that one ranker stores; repeats count here, but are not refused
     users: int = 2_000_000  # with a personal model
     actions: int = 100_000  # of the catalogue
     catalogue_bytes: int = 64_000_000  # of its ids and features; the learner and each ranker have several copies
@@ -46,6 +51,37 @@ class Quotas:
             raise exceeded("pending_bytes", self.pending_bytes, what, view.name)
         if view.all_waiting_bytes >= times * self.all_pending_bytes:
             raise exceeded("all_pending_bytes", self.all_pending_bytes, what)
+
+
+class RewardCounts:
+    """How many rewards of recent events a ranker has stored, and which the log has for events with too many."""
+
+    def __init__(self) -> None:
+        self._counts: dict[tuple[str, str], int] = {}  # by loop and event
+        self._before: dict[tuple[str, str], int] = {}
+        self._keys: dict[tuple[str, str], frozenset[str]] = {}
+
+    def add(self, loop: str, event: str, n: int) -> int:
+        """Count ``n`` rewards of an event; return how many it has."""
+        key = (loop, event)
+        n += self._counts.get(key) or self._before.get(key, 0)
+        if len(self._counts) >= COUNTED_EVENTS:
+            self._before = self._counts
+            self._counts = {}
+        self._counts[key] = n
+        return n
+
+    def stored(self, loop: str, event: str) -> frozenset[str] | None:
+        """Return the keys of the rewards that the log has for an event with too many, None if they are not read."""
+        return self._keys.get((loop, event))
+
+    def note(self, loop: str, event: str, n: int, keys: Iterable[str], most: int) -> None:
+        """Set the number of an event's rewards; remember their keys if these are too many."""
+        self._counts[loop, event] = n
+        if n >= most:
+            if len(self._keys) >= FULL_EVENTS:
+                del self._keys[next(iter(self._keys))]
+            self._keys[loop, event] = frozenset(keys)
 
 
 def exceeded(quota: str, most: int, what: str, loop: str | None = None) -> ApiError:

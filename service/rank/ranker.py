@@ -7,7 +7,9 @@ of a turn, rewards too, are sent in one frame. A caller gets the reply once its 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, Protocol, TypeVar, cast
 
 import msgspec
@@ -17,25 +19,42 @@ from fedres.scoring.features import Hashed, Named, Preparer
 from service.errors import ApiError, invalid
 from service.log.client import WriterClient
 from service.log.protocol import Duplicate, Group, Log, Outcome, Refused, StoreUnavailable, unavailable
-from service.log.records import ACTIVATE, REWARD, Entry, LoggedRank, Record, RewardBody, encode, encode_reward, ranks_in
+from service.log.records import (
+    ACTIVATE,
+    RANK,
+    REWARD,
+    Entry,
+    LoggedRank,
+    Record,
+    RewardBody,
+    encode,
+    encode_reward,
+    ranks_in,
+    read_reward,
+)
 from service.log.workers import LogWorker, WorkerThread
+from service.logs import log_failure
 from service.models.loop_metadata import LoopView
 from service.models.memory import find_block, personal_key
 from service.models.published import Loop, NotPublished, PublishedModels
-from service.rank.decide import Decision, decide, repeated
+from service.rank.decide import Decision, decide, repeated, work_of
 from service.rank.explaining import MOST_EXPLAINED, explain_all, explainable
-from service.rank.quotas import Quotas, exceeded
+from service.rank.look_ups import LookUps
+from service.rank.quotas import Quotas, RewardCounts, exceeded
 from service.rank.requests import RankRequest, RankResult, check_id, is_plain_id
 from service.rank.slots import SlotsRequest, SlotsResult, check_slots, events_of, fill, filled_before, give_way
+from service.rank.threads import FairThreads
 from service.settings import LARGEST_REWARD
 
 MOST_TOGETHER = 16  # requests decided at once; more would keep the log writer idle, and all callers in step
 ACTIONS_TOGETHER = 200  # of requests decided together with another one; they take a millisecond or two
+MOST_WORK = 5_000  # of a step of the event loop, as ``work_of`` estimates it; what is more goes to a thread
+DECIDING_THREADS = 2  # for decisions that are more work, of which a loop has one
+MOST_DECIDING = 200  # decisions of a loop that wait for it: two batches
 POLL_SECONDS = 0.004
 PUBLISH_SECONDS = 15.0  # that a change may take to be published
 ERASE_SECONDS = 120.0  # the same for an erasure
 COMPILE_SECONDS = 120.0  # that a request waits for code that is compiled in the background
-LOOK_UP_SECONDS = 10.0  # that a look into the log may take
 
 T = TypeVar("T")
 
@@ -68,6 +87,8 @@ class RankerContext:
         self.models, self.log, self.learner = models, log, learner
         self.preparer = Preparer()
         self._open_log = open_log
+        self._look_ups = LookUps(open_log)
+        self.threads = FairThreads("decision", DECIDING_THREADS, 1, MOST_DECIDING)
         self._only = only
         self._archive: Log | None = None
         self.closed = False
@@ -107,13 +128,9 @@ class RankerContext:
             self._archive = self._open_log()
         return self._archive
 
-    async def look_up(self, function: Callable[[Log], T]) -> T:
-        """Return the result of a function that reads the log on a thread."""
-        try:
-            async with asyncio.timeout(LOOK_UP_SECONDS):
-                return await asyncio.to_thread(lambda: function(self.archive()))
-        except TimeoutError:
-            raise ApiError(503, "store_timeout", f"the log could not be read within {LOOK_UP_SECONDS:g} s") from None
+    async def look_up(self, loop: str, function: Callable[[Log], T]) -> T:
+        """Return the result of a function that reads the log on a thread, on the share of a loop ("": the service)."""
+        return await self._look_ups.call(loop, function)
 
     def check_user(self, loop: Loop, user: str | None) -> None:
         """Refuse a user without a personal model if the loop has too many."""
@@ -175,6 +192,8 @@ class RankerContext:
         self.closed = True
         for worker in (self.reports, self.exports, self.jobs):
             worker.close()
+        self._look_ups.close()
+        self.threads.close()
         if self._archive is not None:
             self._archive.close()
 
@@ -186,6 +205,7 @@ class WaitingRequest(msgspec.Struct):
     request: RankRequest
     most_explained: int
     stored: asyncio.Future[Outcome]
+    work: float = 0.0
     decision: Decision | None = None
 
 
@@ -197,20 +217,24 @@ class Ranker:
         self._waiting: list[WaitingRequest] = []  # for the next turn
         self._groups: list[Group] = []  # records that leave with it
         self._futures: list[asyncio.Future[Outcome]] = []  # their outcomes
-        self._large: list[WaitingRequest] = []  # with many actions, or of a batch
-        self._deciding_large: asyncio.Future[None]
-        self._filling = asyncio.Lock()  # one page at a time is filled, so that others wait for one at most
+        self._tasks: set[asyncio.Task[None]] = set()  # the event loop keeps no references to tasks
+        self._large: dict[str, list[WaitingRequest]] = {}  # with many actions, or of a batch, by loop in turn
+        self._rewards = RewardCounts()
+        self._filling = asyncio.Lock()  # one page at a time is filled here, so that others wait for one at most
 
     async def rank(
         self, loop: str, request: RankRequest, most_explained: int = MOST_EXPLAINED, *, in_batch: bool = False
     ) -> RankResult:
         """Return an action for a user in a context, once the decision is durable."""
         event_loop = asyncio.get_running_loop()
-        waiting = WaitingRequest(loop, request, most_explained, event_loop.create_future())
-        if in_batch or len(request.actions) > ACTIONS_TOGETHER:
+        work = work_of(request, self._context.loop(loop))
+        waiting = WaitingRequest(loop, request, most_explained, event_loop.create_future(), work)
+        if work > MOST_WORK:
+            self._start(self._decide_on_thread(waiting))
+        elif in_batch or len(request.actions) > ACTIONS_TOGETHER:
             if not self._large:
-                self._deciding_large = asyncio.ensure_future(self._decide_large())
-            self._large.append(waiting)
+                self._start(self._decide_large())
+            self._large.setdefault(loop, []).append(waiting)
         else:
             if not self._waiting and not self._groups:
                 event_loop.call_soon(self._decide_turn)
@@ -298,12 +322,11 @@ class Ranker:
             quotas.check_bytes(view, 2)
         if view.n_early >= quotas.early_events or view.n_early_rewards >= quotas.early_rewards:
             await self._check_early(view, event_id)
-        event_loop = asyncio.get_running_loop()
-        if not self._waiting and not self._groups:
-            event_loop.call_soon(self._decide_turn)
-        stored: asyncio.Future[Outcome] = event_loop.create_future()
-        self._groups.append(records)
-        self._futures.append(stored)
+        is_many = self._rewards.add(view.id, event_id, len(records)) > quotas.rewards
+        if is_many and await self._are_repeats(view, event_id, records):
+            return
+        stored: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        self._send(records, stored)
         outcome = await stored
         if isinstance(outcome, Refused):
             raise invalid(str(outcome))
@@ -319,11 +342,54 @@ class Ranker:
     # Rare calls
 
     async def _decide_large(self) -> None:
-        """Decide large requests and those of batches, a few at a time; small ones are decided in between."""
+        """Decide requests with many actions and those of batches, a few of each loop in turn; others in between."""
         while self._large:
             await give_way()
-            turn, self._large = within_a_turn(self._large)
+            name = next(iter(self._large))
+            turn, others = within_a_turn(self._large.pop(name))
+            if others:
+                self._large[name] = others  # behind the other loops
             self._decide_turn(turn)
+
+    async def _decide_on_thread(self, waiting: WaitingRequest) -> None:
+        """Decide a request with very many features; its record leaves with those of the next turn."""
+        context, request = self._context, waiting.request
+        try:
+            context.quotas.check_pending(context.loop(waiting.loop).view)
+            context.check_user(context.loop(waiting.loop), request.user)
+
+            def decided(loop: Loop) -> tuple[Loop, Decision | ApiError]:
+                [decision] = decide([request], loop, context.models, Preparer())
+                return loop, decision
+
+            names = [action.id for action in request.actions]
+            loop, decision = await context.threads.call(waiting.loop, partial(self._lend, waiting.loop, names), decided)
+            if request.explain and isinstance(decision, Decision):
+                decision = explainable(decision, loop, waiting.most_explained)
+            if isinstance(decision, ApiError):
+                raise decision
+            waiting.decision = decision
+            self._send([decision.record(loop)], waiting.stored)
+        except Exception as error:
+            fail([waiting.stored], error)
+
+    @asynccontextmanager
+    async def _lend(self, name: str, actions: Sequence[str]) -> AsyncIterator[Loop]:
+        with self._context.loop(name).lend(actions) as loop:
+            yield loop
+
+    def _send(self, records: Group, stored: asyncio.Future[Outcome]) -> None:
+        """Send records with those of the next turn."""
+        if not self._waiting and not self._groups:
+            asyncio.get_running_loop().call_soon(self._decide_turn)
+        self._groups.append(records)
+        self._futures.append(stored)
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(log_failure)
 
     async def rank_many(self, loop: str, requests: Sequence[RankRequest]) -> list[RankResult | ApiError]:
         """Return the same as ``rank`` for each of many requests, or why that one was refused."""
@@ -355,32 +421,41 @@ class Ranker:
 
     async def _fill(self, name: str, request: SlotsRequest, event_id: str) -> SlotsResult:
         context = self._context
-        async with self._filling:
-            await give_way()
-            loop = context.loop(name)
-            context.quotas.check_pending(loop.view)
-            context.check_user(loop, request.user)
+        context.quotas.check_pending(context.loop(name).view)
+        context.check_user(context.loop(name), request.user)
+
+        def filled(loop: Loop) -> tuple[SlotsResult, list[Record]]:
+            preparer = Preparer()
             inline = [action for action in request.actions if action.features]
-            rows = context.preparer.hash_all([Named("", action.id, bytes(action.features)) for action in inline])
+            rows = preparer.hash_all([Named("", action.id, bytes(action.features)) for action in inline])
             # Once for all slots. Actions that cannot be hashed are left out: deciding reports the error.
             hashed = {action.id: row for action, row in zip(inline, rows, strict=True) if isinstance(row, Hashed)}
             records: list[Record] = []
 
             def decided(slot_request: RankRequest) -> RankResult:
-                [decision] = decide([slot_request], loop, context.models, context.preparer, hashed)
+                [decision] = decide([slot_request], loop, context.models, preparer, hashed)
                 if isinstance(decision, ApiError):
                     raise decision
                 records.append(decision.record(loop))
                 return decision.result()
 
-            filled = fill(request, event_id, decided)  # at once: by one version of the model
+            return fill(request, event_id, decided), records  # at once: by one version of the model
+
+        whole = RankRequest(actions=request.actions, context=request.context)
+        if len(request.slots) * work_of(whole, context.loop(name)) > MOST_WORK:
+            names = [action.id for action in request.actions]
+            result, records = await context.threads.call(name, partial(self._lend, name, names), filled)
+        else:
+            async with self._filling:
+                await give_way()
+                result, records = filled(context.loop(name))
         await context.append(*records)
-        return filled
+        return result
 
     async def logged_ranks(self, loop: str, events: list[str]) -> dict[str, tuple[Entry, LoggedRank]]:
         """Return the decisions of events; refuse those of a loop that was deleted."""
         created_at = self._context.loop(loop).view.created_at
-        logged = await self._context.look_up(lambda log: ranks_in(log.find(loop, events)))
+        logged = await self._context.look_up(loop, lambda log: ranks_in(log.find(loop, events, RANK)))
         for event, (entry, body) in logged.items():
             if body.is_feedback:
                 message = f"event_id must be new, got {event!r}: feedback has this id"
@@ -404,21 +479,38 @@ class Ranker:
     async def _check_early(self, view: LoopView, event_id: str) -> None:
         """Refuse a reward without an existing event, if too many such rewards are stored already."""
         quotas = self._context.quotas
-        logged = await self._context.look_up(lambda log: ranks_in(log.find(view.name, [event_id])))
-        if event_id in logged:
+        if await self._context.look_up(view.name, lambda log: log.find(view.name, [event_id], RANK)):
             return
         if view.n_early >= quotas.early_events:
             what = "events with a reward that are not decided"
             raise exceeded("early_events", quotas.early_events, what, view.name)
         raise exceeded("early_rewards", quotas.early_rewards, "rewards of events that are not decided", view.name)
 
+    async def _are_repeats(self, view: LoopView, event_id: str, records: Sequence[Record]) -> bool:
+        """Return whether the log has these rewards of an event with very many; refuse new ones if it has too many."""
+        most = self._context.quotas.rewards
+        keys = self._rewards.stored(view.id, event_id)
+        if keys is None:
+            entries = await self._context.look_up(view.name, lambda log: log.rewards_of(view.name, event_id, most))
+            keys = frozenset(read_reward(entry.example)[1] for entry in entries if entry.example is not None)
+            self._rewards.note(view.id, event_id, len(entries), keys, most)
+            if len(entries) < most:
+                self._rewards.add(view.id, event_id, len(records))  # those that are stored now
+                return False
+        if all(read_reward(record.example or b"")[1] in keys for record in records):
+            return True
+        raise exceeded("rewards", most, f"rewards of event {event_id!r}", view.name)
+
 
 def within_a_turn(waiting: Sequence[WaitingRequest]) -> tuple[list[WaitingRequest], list[WaitingRequest]]:
     """Return the requests to decide now, the first ones, and the others."""
-    n, n_actions = 1, len(waiting[0].request.actions)
+    n = 1
+    n_actions = len(waiting[0].request.actions)
+    work = waiting[0].work
     while n < min(len(waiting), MOST_TOGETHER):
         n_actions += len(waiting[n].request.actions)
-        if n_actions > ACTIONS_TOGETHER:
+        work += waiting[n].work
+        if n_actions > ACTIONS_TOGETHER or work > MOST_WORK:
             break
         n += 1
     return [*waiting[:n]], [*waiting[n:]]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated
 
 from msgspec import Struct
 
 from service.errors import ApiError
-from service.log.records import ACTIVATE, Record, ranks_in
+from service.hints import about
+from service.log.records import ACTIVATE, RANK, Record, ranks_in
 from service.models.loop_metadata import LoopView
 from service.rank.quotas import exceeded
 from service.rank.ranker import RankerContext, reward_records
@@ -17,17 +19,17 @@ from service.rank.requests import Id, check_id, is_plain_id
 class EventReward(Struct, kw_only=True, forbid_unknown_fields=True, gc=False):
     """The reward of one event among many: as of a single reward, with the event's id."""
 
-    event_id: Id  #: Id of the event.
-    value: float | None = None  #: The reward, within the loop's reward_range.
-    id: Id | None = None  #: Rewards of an event with the same id count once.
-    outcomes: dict[str, float] | None = None  #: Named outcomes, if the loop has a formula over them.
-    activate: bool = False  #: Start the wait time of a deferred event; it may come without a reward.
+    event_id: Annotated[Id, about("Id of the event.")]
+    value: Annotated[float | None, about("The reward, within the loop's reward_range.")] = None
+    id: Annotated[Id | None, about("Rewards of an event with the same id count once.")] = None
+    outcomes: Annotated[dict[str, float] | None, about("Named outcomes, if the loop has a formula over them.")] = None
+    activate: Annotated[bool, about("Start the wait time of a deferred event; it may come without a reward.")] = False
 
 
 class RewardStored(Struct, gc=False):
     """A reward that is stored."""
 
-    event_id: str  #: Id of the event.
+    event_id: Annotated[str, about("Id of the event.")]
 
 
 class _TooEarly(Struct):
@@ -73,7 +75,7 @@ class Rewards:
         else:
             return None
         events = {reward.event_id for reward in rewards}
-        logged = await self._context.look_up(lambda log: ranks_in(log.find(view.name, sorted(events))))
+        logged = await self._context.look_up(view.name, lambda log: ranks_in(log.find(view.name, sorted(events), RANK)))
         return _TooEarly(events - logged.keys(), error)
 
 

@@ -1,7 +1,6 @@
 """When a client tries the service, on a clock of the test's own."""
 
 import math
-import os
 
 import numpy as np
 import pytest
@@ -31,17 +30,6 @@ def test_while_the_service_is_away_one_call_at_a_time_is_tried(availability, clo
     availability.worked()
     availability.end(PROBE, 0.0)
     assert availability.begin() is TRY
-
-
-def test_a_forked_process_tries_although_its_parent_was_trying_when_it_forked(availability):
-    availability.failed(0.0, "refused")
-    assert availability.begin() is PROBE
-    with availability._lock:
-        child = os.fork()
-        if child == 0:
-            os._exit(0 if availability.begin() is TRY else 1)
-    assert os.waitpid(child, 0)[1] == 0
-    assert availability.begin() is None
 
 
 @pytest.mark.parametrize(("took", "rest"), [(0.01, 0.0), (0.2, 1.8), (1.0, 5.0)])

@@ -166,8 +166,18 @@ def test_errors_say_which_part_of_the_request_they_are_about():
         Preparer().prepare(b"{}", [("a", b"{}"), ("b", b'{"a": [[]]}')])
     with pytest.raises(FeatureError, match=r"^actions\[0\]: names must be valid Unicode"):
         Preparer().prepare(b"{}", [("\ud800", b"{}")])
-    with pytest.raises(FeatureError, match="context × action features must be at most 3, got 2 × 2"):
+    with pytest.raises(
+        FeatureError, match=r"\(context features \+ 1\) × action features must be at most 3, got \(2 \+ 1\) × 2"
+    ):
         Preparer(limits=FeatureLimits(crosses=3)).prepare(b'{"a": 1, "b": 2}', [("a", b"{}"), ("b", b"{}")])
+
+
+def test_action_features_count_without_a_context_too():
+    limits = FeatureLimits(crosses=5)
+    features = b'{"x": 1, "y": 2}'
+    assert Preparer(limits=limits).prepare(b"{}", [("a", features), ("b", b'{"x": 1}')]).n_actions == 2
+    with pytest.raises(FeatureError, match=r"got \(0 \+ 1\) × 6"):
+        Preparer(limits=limits).prepare(b"{}", [("a", features), ("b", features)])
 
 
 def test_a_request_decoded_into_raw_slices_is_prepared_action_by_action():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -35,11 +34,6 @@ class Availability:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._begin_anew()
-
-    def _begin_anew(self) -> None:
-        """Begin as available: at first, and in a forked child, whose parent may hold the lock, or be trying."""
-        self._process = os.getpid()
         self._lock = threading.Lock()
         self.reason: str | None = None  # why the service is away
         self._worked_at = -math.inf
@@ -53,8 +47,6 @@ class Availability:
 
     def begin(self) -> Attempt | None:
         """Return how a call may be tried; None if it must not be."""
-        if self._process != os.getpid():
-            self._begin_anew()
         if self.reason is None:
             self._repeats = min(MOST_REPEATS, self._repeats + REPEATS)
             return TRY

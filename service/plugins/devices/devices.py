@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,7 @@ from service.settings import DEVICE_MODEL
 
 MOST_OF_A_CLIENT = 1_000  # uploads on their way to the log
 MOST_UPLOADS = 5_000  # of all clients: half of what may wait for the log
+MOST_BYTES = 100_000_000  # of whole models that are kept
 LONGEST_HOLD = 0.002  # seconds of checks before other requests get their turn
 
 
@@ -44,6 +46,7 @@ class Devices:
     def __init__(self, context: RankerContext) -> None:
         self._context = context
         self._uploading: Counter[tuple[str, str]] = Counter()  # uploads being stored, by loop and client
+        self._documents: dict[str, DeviceModel] = {}  # whole models, by the id of their loop, the newest last
 
     async def residuals(self, loop: str, client: str, residuals: Sequence[Residual]) -> ResidualsStored:
         """Store residuals; return their positions. All are refused if one is invalid."""
@@ -81,22 +84,58 @@ class Devices:
 
     async def federated_model(self, loop: str, since: int | None = None) -> DeviceModel:
         """Return the published model or, for models without widths, its weights that changed ``since`` a version."""
-        published, changed = self._loop(loop), None
+        published = self._loop(loop)
+        changed = None
         if not published.view.settings.has_widths:
             with contextlib.suppress(StoreUnavailable):  # without the learner all weights are sent
                 # From the first call on, the learner notes which weights change.
                 changed = await self._context.learner.ask("changed", loop, since or 0)
-            published = self._context.loop(loop)
-        indices = None
-        if since and changed is not None and since <= published.view.version <= changed[0]:
-            indices = np.array(changed[1], np.int64)
-        body = published.model.for_devices(published.view, published.weights, since, indices)
-        return DeviceModel(published.view.version, body, published.model.tag(published.view.version, published.weights))
+        if since is None or published.view.settings.has_widths:
+            return await self._document(loop)
 
-    def model_tag(self, loop: str) -> str:
-        """Return the tag of the published model."""
+        def made(lent: Loop) -> DeviceModel:
+            view, weights = lent.view, lent.weights
+            indices = None
+            if since and changed is not None and since <= view.version <= changed[0]:
+                indices = np.array(changed[1], np.int64)
+            body = lent.model.for_devices(view, weights, since, indices)
+            return DeviceModel(view.version, body, lent.model.tag(view.version, weights))
+
+        return await self._context.threads.call(loop, partial(self._lend, loop), made)
+
+    async def model_tag(self, loop: str) -> str:
+        """Return the tag of the published model; it is computed once for each version."""
+        return (await self._document(loop)).tag
+
+    async def _document(self, loop: str) -> DeviceModel:
+        """Return the whole model of a loop, made on a thread once for each version."""
         published = self._context.loop(loop)
-        return published.model.tag(published.view.version, published.weights)
+        document = self._documents.get(published.id)
+        if document is not None and document.version == published.view.version:
+            return document
+
+        def made(lent: Loop) -> DeviceModel:
+            before = self._documents.get(lent.id)
+            view, weights = lent.view, lent.weights
+            if before is not None and before.version == view.version:  # it was made while this call waited
+                return before
+            body = lent.model.for_devices(view, weights, None, None)
+            document = DeviceModel(view.version, body, lent.model.tag(view.version, weights))
+            # Keep it before the next call of this loop gets the thread.
+            self._documents.pop(lent.id, None)
+            self._documents[lent.id] = document
+            return document
+
+        document = await self._context.threads.call(loop, partial(self._lend, loop), made)
+        # Other threads may add documents meanwhile, so sum up a copy.
+        while len(self._documents) > 1 and sum([len(each.body) for each in [*self._documents.values()]]) > MOST_BYTES:
+            self._documents.pop(next(iter([*self._documents])), None)
+        return document
+
+    @contextlib.asynccontextmanager
+    async def _lend(self, name: str) -> AsyncIterator[Loop]:
+        with self._context.loop(name).lend(()) as loop:
+            yield loop
 
     def round(
         self, loop: str, client: str | None = None, t: int | None = None, model: str = DEVICE_MODEL

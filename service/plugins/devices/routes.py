@@ -132,8 +132,9 @@ def _model_routes(routes: Routes, devices: Devices, limits: Limits) -> None:
     async def get_model(
         loop: Loop, request: Request, since: Annotated[int | None, Query(ge=0, le=MOST)] = None
     ) -> Response:
-        tag = f'"{devices.model_tag(loop)}"'
-        if names(request.headers.getlist("if-none-match"), tag):
+        known = request.headers.getlist("if-none-match")
+        tag = f'"{await devices.model_tag(loop)}"' if known else ""
+        if known and names(known, tag):
             return Response(status_code=304, headers={"etag": tag})
         model = await devices.federated_model(loop, since)
         return Response(model.body, media_type=BINARY, headers={"etag": f'"{model.tag}"'})

@@ -242,7 +242,7 @@ async def retained_after(context: RankerContext, loop: str) -> int:
     if kept.log_retention_days < 0:
         return after
     kept_for = kept.log_retention_days * times.DAY
-    return await context.look_up(lambda log: last_before(log, loop, log.now() - kept_for, after))
+    return await context.look_up(loop, lambda log: last_before(log, loop, log.now() - kept_for, after))
 
 
 _IN_BOTH = tuple(set(AzureSettings.__struct_fields__) & set(ServiceConfiguration.__struct_fields__))

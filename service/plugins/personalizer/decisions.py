@@ -11,7 +11,7 @@ import msgspec
 from fedres.event_ids import LONGEST_ID, new_event_id
 from service.errors import ApiError
 from service.http.routes import Call
-from service.log.records import LoggedRank, ranks_in
+from service.log.records import RANK, LoggedRank, ranks_in
 from service.plugins.personalizer.arguments import PolicyArguments, read_arguments
 from service.plugins.personalizer.configuration import kept_of
 from service.plugins.personalizer.errors import Refusal
@@ -138,7 +138,7 @@ class ApplicationCalls:
         """Return the native events of a multi-slot call by slot."""
         self._context.loop(call.loop)  # refuses a missing loop
         events = events_of(_event(call, LONGEST_CALL_ID), MOST_ACTIONS)
-        ranks = await self._context.look_up(lambda log: ranks_in(log.find(call.loop, events)))
+        ranks = await self._context.look_up(call.loop, lambda log: ranks_in(log.find(call.loop, events, RANK)))
         return {_slot_of(logged): event for event, (_, logged) in ranks.items()}
 
     def _policy(self, loop: str) -> PolicyArguments:

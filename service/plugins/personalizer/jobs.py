@@ -22,6 +22,7 @@ from service.admin.exporting import exporter
 from service.log.protocol import Log
 from service.log.records import NOTE, Record, encode
 from service.log.workers import JOB_SECONDS, Worker
+from service.logs import log_failure
 from service.plugins.personalizer.configuration import kept_of, retained_after
 from service.plugins.personalizer.durations import microseconds, read_as, read_time, show_time
 from service.plugins.personalizer.errors import Refusal
@@ -147,7 +148,7 @@ class Jobs:
     async def list(self, loop: str, kind: str) -> Sequence[Job]:
         """Return the jobs of a kind that were not deleted, oldest first."""
         created_at = self._context.loop(loop).view.created_at
-        jobs = await self._context.look_up(lambda log: _read(log, loop, kind, created_at))
+        jobs = await self._context.look_up(loop, lambda log: _read(log, loop, kind, created_at))
         return [job for job in jobs.values() if not job.deleted]
 
     async def get(self, loop: str, kind: str, name: str) -> Job:
@@ -203,6 +204,7 @@ class Jobs:
         task = asyncio.create_task(self._finish(loop, job, work, *arguments))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(log_failure)
 
     async def _finish(self, loop: str, job: Job, work: Callable[..., JobResult], *arguments: Any) -> None:
         span = await self._span(loop, read_time(job.start), read_time(job.end))
@@ -225,8 +227,8 @@ class Jobs:
 def _read(log: Log, loop: str, kind: str, created_at: int) -> dict[str, Job]:
     """Return the newest note of each job of a kind, by id."""
     jobs: dict[str, Job] = {}
-    for entry in log.find(loop, [NAME]):
-        if entry.kind == NOTE and entry.position > created_at:
+    for entry in log.find(loop, [NAME], NOTE):
+        if entry.position > created_at:
             job = _decode(entry.body)
             if job.kind == kind:
                 jobs[job.id] = job

@@ -29,13 +29,15 @@ class ModelAndLogs:
 
     async def model_properties(self, loop: str) -> dict[str, Any]:
         view = self._context.loop(loop).view
-        created, changed = await self._context.look_up(lambda log: _times(log, loop, view.created_at, view.version))
+        created, changed = await self._context.look_up(
+            loop, lambda log: _times(log, loop, view.created_at, view.version)
+        )
         return {"creationTime": show_time(created), "lastModifiedTime": show_time(changed)}
 
     async def log_properties(self, loop: str) -> dict[str, Any]:
         """Return the times of the first and the last decision, empty if there is none."""
         after = await retained_after(self._context, loop)
-        times = await self._context.look_up(lambda log: _range(log, loop, after))
+        times = await self._context.look_up(loop, lambda log: _range(log, loop, after))
         return {} if times is None else {"dateRange": {"from": show_time(times[0]), "to": show_time(times[1])}}
 
     async def delete_logs(self, loop: str) -> None:
@@ -44,7 +46,7 @@ class ModelAndLogs:
         Pending events are removed later. Models keep what they learned from events.
         """
         self._context.loop(loop)  # refuses a missing loop
-        last, now = await self._context.look_up(lambda log: (log.heads()[loop].last, log.now()))
+        last, now = await self._context.look_up(loop, lambda log: (log.heads()[loop].last, log.now()))
         await self._configurations.keep(loop, logs_after=last)
         body = EraseBody(os.urandom(8).hex(), now)
         await self._context.append_now(Record(loop, ERASE, body=encode(body)))

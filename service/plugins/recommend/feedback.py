@@ -103,7 +103,7 @@ class Feedback:
     async def _check_same(self, name: str, repeats: Sequence[Record]) -> None:
         """Refuse events whose id was used for a different event."""
         events = [str(record.event) for record in repeats]
-        logged = await self._context.look_up(lambda log: ranks_in(log.find(name, events)))
+        logged = await self._context.look_up(name, lambda log: ranks_in(log.find(name, events, RANK)))
         for record in repeats:
             entry, body = logged.get(str(record.event), (None, None))
             sent = msgspec.json.decode(record.body, type=FeedbackBody)

@@ -13,7 +13,7 @@ import numpy as np
 
 from fedres.checks import Array
 from service.errors import ApiError, invalid
-from service.plugins.recommend.items import LARGEST, Column, Items, shown
+from service.plugins.recommend.items import LARGEST, MOST_NAMES, Column, Items, shown
 
 MOST_CONDITIONS, MOST_VALUES = 20, 1_000  # of a filter, and of a list in one
 RULES = ("min", "max", "exists")
@@ -23,6 +23,7 @@ def matching(items: Items, conditions: dict[str, Any]) -> Array:
     """Return which rows satisfy a filter; refuse one that does not fit the catalogue's attributes."""
     if len(conditions) > MOST_CONDITIONS:
         raise invalid(f"filter must have at most {MOST_CONDITIONS} conditions, got {len(conditions)}", "filter")
+    items.make_columns(conditions)
     mask = np.ones(len(items.ids), np.bool_)
     for name, condition in conditions.items():
         target = f"filter.{name}"
@@ -30,8 +31,10 @@ def matching(items: Items, conditions: dict[str, Any]) -> Array:
         if column is None:
             if condition == {"exists": False}:
                 continue
-            names = shown(sorted(items.columns)) or "none"
+            names = shown(sorted(items.names)) or "none"
             message = f"filter must name attributes of the catalogue, got {name[:100]!r}; it has {names}"
+            if len(items.names) >= MOST_NAMES:
+                message += f"; filters can name the first {MOST_NAMES} alone"
             raise ApiError(422, "unknown_attribute", message, target)
         mask &= _holds(column, condition, target, mask.size)
     return mask
@@ -84,7 +87,8 @@ def _by_rules(column: Column, rules: dict[str, Any], target: str, size: int) -> 
     mask = np.zeros(size, np.bool_)
     if "exists" in rules:
         if not isinstance(rules["exists"], bool) or len(rules) > 1:
-            raise invalid(f"{target}.exists must be true or false, and alone, got {rules['exists']!r}", target)
+            got = repr(rules["exists"])[:100]
+            raise invalid(f"{target}.exists must be true or false, and alone, got {got}", target)
         for rows in (column.word_rows, column.number_rows):
             mask[np.asarray(rows)] = True
         return mask if rules["exists"] else ~mask

@@ -8,6 +8,7 @@ Expected rewards are those of the shared model in an empty context, where number
 
 from __future__ import annotations
 
+from heapq import nsmallest
 from time import monotonic, time
 from typing import NamedTuple
 
@@ -21,13 +22,13 @@ from fedres.scoring.features import Hashed
 from service.errors import ApiError
 from service.models.published import Loop
 from service.plugins.recommend.drawing import empty_context
-from service.plugins.recommend.earnings import FRESH_SECONDS, best_rows
+from service.plugins.recommend.earnings import FRESH_SECONDS, WINDOWS, best_rows
 from service.plugins.recommend.items import Items, shown
 from service.plugins.recommend.recommender import Recommender
 from service.rank.decide import NO_KEY, NO_MEMORY
 from service.rank.ranker import RankerContext
 
-LONGEST_WINDOW = 365 * 86_400.0  # seconds
+LONGEST_WINDOW = WINDOWS[-1]
 
 
 class PopularItem(msgspec.Struct):
@@ -48,13 +49,15 @@ class Popular(msgspec.Struct):
 async def popular(recommender: Recommender, name: str, n: int, seconds: float) -> Popular:
     """Return the items with the highest mean reward; items without rewards have the mean of all."""
     earned = await recommender.earnings.scores(name, seconds)
-    _, items = await recommender.items(name)
-    scores, boosts = earned.of(items), items.boosts.used
-    best = best_rows(items, items.showable(time()), n, scores, boosts)
-    listed = [
-        PopularItem(items.ids[row], float(scores[row]), earned.earned.get(items.ids[row], (0, 0.0))[0]) for row in best
-    ]
-    return Popular(listed, earned.n_events)
+    now = time()
+
+    def listed(_: Loop, items: Items) -> list[PopularItem]:
+        scores, boosts = earned.of(items), items.boosts.used
+        best = best_rows(items, items.showable(now), n, scores, boosts)
+        counts = [earned.earned.get(items.ids[row], (0, 0.0))[0] for row in best]
+        return [PopularItem(items.ids[row], float(scores[row]), count) for row, count in zip(best, counts, strict=True)]
+
+    return Popular(await recommender.on_items(name, listed), earned.n_events)
 
 
 class SimilarItem(msgspec.Struct):
@@ -93,36 +96,41 @@ class Similarity:
     async def similar(self, name: str, item: str, n: int) -> Similar:
         """Return the items that are most similar to another one; ties are sorted by popularity."""
         await self._context.until_compiled()
-        loop, items = await self._recommender.items(name)
-        if item not in items.rows:
-            there = shown(sorted(items.rows)[:11]) or "none"
-            message = f"item {item[:100]!r} is not in the catalogue, which has {there}; PUT /v1/actions adds items"
-            raise ApiError(404, "unknown_item", message, "item")
-        earned = await self._recommender.earnings.scores(name)
-        loop, items = await self._recommender.items(name)  # the current ones
-        if item not in items.rows:
-            raise ApiError(404, "unknown_item", f"item {item[:100]!r} was retired just now", "item")
-        compared, row, popular = self._compared_by(name, loop, items), items.rows[item], earned.of(items)
-        common = in_common(compared, items, row)
-        rewards = compared.rewards
-        closeness = np.zeros(items.n_rows) if rewards is None else 1 - abs(rewards - rewards[row])
-        scores = common if rewards is None else common * (1 + closeness) / 2
-        candidates = items.showable(time())
-        candidates[row] = False
-        rows = best_rows(items, candidates, n, scores, closeness, popular)
-        by = "popularity" if not scores[candidates].any() else "features"
-        return Similar(
-            item,
-            [SimilarItem(items.ids[each], float(scores[each])) for each in rows],
-            by if rewards is None else "model",
-        )
+        earned = await self._recommender.earnings.newest(name)
+        context, now = empty_context(self._context.preparer), time()
 
-    def _compared_by(self, name: str, loop: Loop, items: Items) -> ItemComparison:
+        def listed(loop: Loop, items: Items) -> Similar:
+            if item not in items.rows:
+                there = shown(nsmallest(11, items.rows)) or "none"
+                message = f"item {item[:100]!r} is not in the catalogue, which has {there}; PUT /v1/actions adds items"
+                raise ApiError(404, "unknown_item", message, "item")
+            compared = self._compared_by(name, loop, items, context)
+            return _similar(compared, items, item, n, earned.of(items), now)
+
+        return await self._recommender.on_items(name, listed)
+
+    def _compared_by(self, name: str, loop: Loop, items: Items, context: Hashed) -> ItemComparison:
         compared, now = self._comparisons.get(name), monotonic()
         if compared is None or now >= compared.until or compared.items is not items or compared.n_rows != items.n_rows:
-            context = empty_context(self._context.preparer)
-            compared = self._comparisons[name] = _compared_by(loop, items, context, now + FRESH_SECONDS)
+            made = _compared_by(loop, items, context, now + FRESH_SECONDS)
+            others = {key: each for key, each in self._comparisons.items() if now < each.until}  # few, and of late
+            self._comparisons = {**others, name: made}
+            return made
         return compared
+
+
+def _similar(compared: ItemComparison, items: Items, item: str, n: int, popular: Array, now: float) -> Similar:
+    """Return the items that are most similar to another one."""
+    row = items.rows[item]
+    common, rewards = in_common(compared, items, row), compared.rewards
+    closeness = np.zeros(items.n_rows) if rewards is None else 1 - abs(rewards - rewards[row])
+    scores = common if rewards is None else common * (1 + closeness) / 2
+    candidates = items.showable(now)
+    candidates[row] = False
+    rows = best_rows(items, candidates, n, scores, closeness, popular)
+    by = "popularity" if not scores[candidates].any() else "features"
+    similar = [SimilarItem(items.ids[each], float(scores[each])) for each in rows]
+    return Similar(item, similar, by if rewards is None else "model")
 
 
 def _compared_by(loop: Loop, items: Items, context: Hashed, until: float) -> ItemComparison:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -19,10 +20,14 @@ from fedres.decisions.kalman_rows import Rows, fill_inputs, fill_pair_means, num
 from fedres.decisions.kalman_state import Shared
 from fedres.key_tables import LONGEST, MOST_PROBES, new_table, slots_in
 from fedres.scoring.features import Hashed, Named, Preparer
-from service.item_attributes import Meaning, read_meaning
+from service.item_attributes import read_meaning
+from service.log.records import CatalogueReference
 from service.models.catalogue import CatalogueCopy
+from service.models.loop_metadata import CatalogueAction
 
-STEP = 500  # items added at once, which takes some milliseconds
+STEP = 500  # items added at once, which takes some milliseconds, and the bytes of their features
+STEP_BYTES = 30_000
+MOST_NAMES = 1_000  # of attributes, by which filters can choose; those of a catalogue that come first
 LARGEST = sys.float_info.max
 SPARE_ROWS = 1_000  # dead rows allowed in addition to the number of items
 
@@ -33,6 +38,7 @@ class Column:
     """The values of one attribute: texts and truth values by number, numbers as they are; an item may have several."""
 
     def __init__(self) -> None:
+        self.n_rows = 0  # that were looked at
         self.words: dict[str | bool, int] = {}
         self.word_rows, self.codes = array("i"), array("i")
         self.number_rows, self.numbers = array("i"), array("d")
@@ -47,6 +53,7 @@ class Column:
 
     def move(self, places: Array) -> None:
         """Move rows to other places; those with place −1 are dropped."""
+        self.n_rows = int((places[: self.n_rows] >= 0).sum())
         self.word_rows, kept = _moved(self.word_rows, places)
         self.codes = array("i", np.array(self.codes, np.int32)[kept].tobytes())
         self.number_rows, kept = _moved(self.number_rows, places)
@@ -92,14 +99,18 @@ class Items:
         self.catalogue, self._preparer = catalogue, preparer
         self._changed: dict[str, None] = dict.fromkeys(catalogue.actions)
         catalogue.listeners.append(self._note)
+        self.version = 0  # of the rows
+        self.names: dict[str, None] = {}  # of attributes
         self._clear()
 
     def _clear(self) -> None:
         self.ids: list[str] = []  # of each row, also of those that are dead
         self.rows: dict[str, int] = {}  # by id
+        self.references: list[CatalogueReference] = []  # of each row, as logged
+        self._features: list[bytes] = []  # of each row, as JSON
         self.alive, self.available = Growing(np.bool_), Growing(np.bool_)
         self.expires, self.boosts = Growing(np.float64), Growing(np.float64)
-        self.columns: dict[str, Column] = {}
+        self.columns: dict[str, Column] = {}  # of the attributes that filters have asked for
         self._ends = Growing(np.int64)
         self._ends.extend(np.zeros(1, np.int64))
         self._hashes, self._values, self._fields = Growing(np.uint32), Growing(np.float32), Growing(np.uint32)
@@ -119,7 +130,14 @@ class Items:
 
     def take_some(self) -> None:
         """Add some of the changed items."""
-        names = [name for name, _ in zip(self._changed, range(STEP), strict=False)]
+        names: list[str] = []
+        n_bytes = 0
+        for name in islice(self._changed, STEP):
+            action = self.catalogue.actions.get(name)
+            n_bytes += 0 if action is None else len(action.features)
+            if names and n_bytes > STEP_BYTES:
+                break
+            names.append(name)
         for name in names:
             del self._changed[name]
             row = self.rows.pop(name, None)
@@ -127,20 +145,28 @@ class Items:
                 self.alive.used[row] = False
         there = [(name, self.catalogue.actions[name]) for name in names if name in self.catalogue.actions]
         hashed = self._preparer.hash_all([Named("", name, action.features) for name, action in there])
-        good = [(name, action.features, row) for (name, action), row in zip(there, hashed, strict=True)
-                if isinstance(row, Hashed)]  # fmt: skip
+        good = [
+            (name, action, row) for (name, action), row in zip(there, hashed, strict=True) if isinstance(row, Hashed)
+        ]
+        self.version += 1
         self._add(good)
         if len(self.ids) > 2 * len(self.rows) + SPARE_ROWS:
             self._move_together()
 
-    def _add(self, items: Sequence[tuple[str, bytes, Hashed]]) -> None:
+    def _add(self, items: Sequence[tuple[str, CatalogueAction, Hashed]]) -> None:
         if not items:
             return
         meanings = []
-        for name, features, _ in items:
+        for name, action, _ in items:
+            features = _decode(action.features) if action.features else {}
+            for attribute, _ in attributes(features) if len(self.names) < MOST_NAMES else ():
+                if len(self.names) < MOST_NAMES:
+                    self.names[attribute] = None
             self.rows[name] = len(self.ids)
-            meanings.append(self._add_attributes(len(self.ids), _decode(features) if features else {}))
             self.ids.append(name)
+            self.references.append(CatalogueReference(name, action.put))
+            self._features.append(action.features)
+            meanings.append(read_meaning(features, strict=False))
         available, expires, boosts = zip(*meanings, strict=True)
         self.alive.extend(np.ones(len(items), np.bool_))
         self.available.extend(np.array(available, np.bool_))
@@ -153,10 +179,11 @@ class Items:
         self._ends.extend(self._hashes.size + np.cumsum([row.size for row in rows], dtype=np.int64))
         for column, new in ((self._hashes, hashes), (self._values, values), (self._fields, fields)):
             column.extend(new)
-        self._number(hashes, fields)
 
-    def _number(self, hashes: Array, fields: Array) -> None:
-        """Assign numbers to features."""
+    def _number(self) -> None:
+        """Assign numbers to the features of new rows."""
+        new = slice(self._numbers.size, self._hashes.size)
+        hashes, fields = self._hashes.used[new], self._fields.used[new]
         n = self._keys.size
         keys, key_fields = self._keys.reserve(hashes.size), self._key_fields.reserve(hashes.size)
         if 2 * (n + hashes.size) > slots_in(self._table) or self._table[LONGEST] > MOST_PROBES:
@@ -169,13 +196,18 @@ class Items:
         )
         self._numbers.extend(numbers)
 
-    def _add_attributes(self, row: int, features: Any) -> Meaning:
-        """Put the attributes of an item into columns; return whether it may be shown, until when, and its boost."""
-        for name, value in attributes(features):
-            if name not in self.columns:
-                self.columns[name] = Column()
-            self.columns[name].add(row, value)
-        return read_meaning(features, strict=False)
+    def make_columns(self, names: Iterable[str]) -> None:
+        """Make the columns of these attributes, or bring them up to date."""
+        columns = {name: self.columns.setdefault(name, Column()) for name in names if name in self.names}
+        first = min([column.n_rows for column in columns.values()], default=self.n_rows)
+        for row in range(first, self.n_rows):
+            features = self._features[row]
+            for name, value in attributes(_decode(features) if features else {}):
+                column = columns.get(name)
+                if column is not None and row >= column.n_rows:
+                    column.add(row, value)
+        for column in columns.values():
+            column.n_rows = self.n_rows
 
     def _move_together(self) -> None:
         """Leave out the rows that are dead."""
@@ -185,17 +217,20 @@ class Items:
         ends, columns = self._ends.used, self.columns
         entries = np.repeat(self.alive.used, np.diff(ends))
         sizes = np.diff(ends)[kept]
-        ids = [self.ids[row] for row in kept.tolist()]
+        places_kept = kept.tolist()
+        ids = [self.ids[row] for row in places_kept]
+        references = [self.references[row] for row in places_kept]
+        json = [self._features[row] for row in places_kept]
         flags = [column.used[kept] for column in (self.alive, self.available, self.expires, self.boosts)]
         features = [column.used[entries] for column in (self._hashes, self._values, self._fields)]
         self._clear()
-        self.ids, self.rows = ids, {name: row for row, name in enumerate(ids)}
+        self.ids, self.references, self._features = ids, references, json
+        self.rows = {name: row for row, name in enumerate(ids)}
         for column, values in zip((self.alive, self.available, self.expires, self.boosts), flags, strict=True):
             column.extend(values)
         for column, values in zip((self._hashes, self._values, self._fields), features, strict=True):
             column.extend(values)
         self._ends.extend(np.cumsum(sizes, dtype=np.int64))
-        self._number(features[0], features[2])
         for name, attribute in columns.items():
             attribute.move(places)
             if attribute.word_rows or attribute.number_rows:
@@ -213,11 +248,13 @@ class Items:
 
     def distinct_features(self) -> tuple[Array, Array, Array]:
         """Return which of the distinct features is at each place, their hashes, and the hashes of their JSON keys."""
+        self._number()
         return self._numbers.used, self._keys.used, self._key_fields.used
 
     def numbered(self, shared: Shared) -> Rows:
         """Return the rows for ``residual-kalman``. Scales of numbers seldom change, but weights of pairs always do."""
         scales = np.concatenate([shared.scale_keys.astype(np.float64), shared.scale_stats.ravel()])
+        self._number()
         first = self._inputs.size
         if self._scales is None or not np.array_equal(scales, self._scales):
             self._scales, first = scales, 0
@@ -269,7 +306,10 @@ def _side_by_side(row: Hashed) -> Hashed:
     hashes = [row.hashes[k : k + 4] for k in range(0, len(row.hashes), 4)]
     if len(set(hashes)) == len(hashes):
         return row
-    order = sorted(range(len(hashes)), key=lambda k: hashes.index(hashes[k]))
+    first: dict[bytes, int] = {}  # the place where each comes first
+    for k, each in enumerate(hashes):
+        first.setdefault(each, k)
+    order = sorted(range(len(hashes)), key=lambda k: first[hashes[k]])
 
     def ordered(column: bytes) -> bytes:
         return b"".join([column[4 * k : 4 * k + 4] for k in order])

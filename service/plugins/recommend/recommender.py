@@ -7,10 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from time import monotonic
+from typing import Annotated, Any, NamedTuple, TypeVar
+from weakref import WeakValueDictionary
 
 from msgspec import Meta, Raw, Struct, field
+from msgspec.json import Decoder as JsonDecoder
 
 from fedres.checks import Array
 from fedres.event_ids import new_event_id
@@ -22,20 +27,18 @@ from service.log.records import (
     EMPTY,
     RANK,
     Asked,
-    CatalogueReference,
     DecisionExample,
     Entry,
     LoggedRank,
     Place,
     RecommendBody,
     Record,
-    decode_rank,
     encode,
 )
 from service.models.protocol import Explained
-from service.models.published import Loop
+from service.models.published import Loop, PublishedModels
 from service.plugins.recommend.drawing import Drawn, draw_places
-from service.plugins.recommend.earnings import Earnings
+from service.plugins.recommend.earnings import Earnings, Popularity
 from service.plugins.recommend.filters import matching, nothing_left
 from service.plugins.recommend.items import Items
 from service.rank.decide import CONTROL, HELD, NO_KEY, invalid_features, joined
@@ -48,7 +51,13 @@ MOST_PLACES = 100
 LONGEST_SEEN = 365 * 86_400.0  # seconds
 MOST_PAIRS = 20_000_000  # features of the context times features of all items
 MOST_SEEN = 1_000  # of a user's newest events, whose items are left out
+FEW_ITEMS = 2_000  # up to which a page is filled in a step of the event loop, and bytes of their ids and features
+FEW_BYTES = 400_000
+FORGET_SECONDS = 10.0  # between two looks for loops that were deleted
+MOST_SEEN_BYTES = 64_000_000  # of the records of these events
 
+
+T = TypeVar("T")
 
 Seconds = Annotated[float, Meta(gt=0, le=LONGEST_SEEN)]
 
@@ -93,10 +102,13 @@ class Recommender:
     def __init__(self, context: RankerContext, ranker: Ranker, now: Callable[[], float] = time.time) -> None:
         self._context, self._ranker, self._now = context, ranker, now
         self._items: dict[str, Items] = {}  # by loop
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by loop: who uses its items
+        self._forget_at = 0.0
         self.earnings = Earnings(context)
 
     async def items(self, name: str) -> tuple[Loop, Items]:
         """Return a loop and its items, once all published ones are added; other requests run meanwhile."""
+        self._forget_others()
         while True:
             loop = self._context.loop(name)
             items = self._items.get(name)
@@ -106,6 +118,30 @@ class Recommender:
                 return loop, items
             items.take_some()
             await asyncio.sleep(0)
+
+    async def on_items(self, name: str, function: Callable[[Loop, Items], T]) -> T:
+        """Return the function's result, on a thread if the catalogue is large; the items do not change meanwhile."""
+        copied = self._context.loop(name).copied
+        if len(copied.actions) > FEW_ITEMS or copied.n_bytes > FEW_BYTES:
+            return await self._context.threads.call(name, partial(self._lend, name), lambda lent: function(*lent))
+        async with self._lend(name) as (loop, items):
+            return function(loop, items)
+
+    @asynccontextmanager
+    async def _lend(self, name: str) -> AsyncIterator[tuple[Loop, Items]]:
+        turn = self._turns.setdefault(name, asyncio.Lock())
+        async with turn:
+            loop, items = await self.items(name)
+            with loop.lend(()) as lent:
+                yield lent, items
+
+    def _forget_others(self) -> None:
+        """Drop the items of loops that do not exist any more."""
+        if monotonic() >= self._forget_at:
+            self._forget_at = monotonic() + FORGET_SECONDS
+            names = {*self._context.models.names()}
+            self._items = {name: items for name, items in self._items.items() if name in names}
+            self.earnings.forget_others(names)
 
     async def recommend(self, name: str, request: RecommendRequest) -> RecommendResult:
         """Return items for a user in a context, once the decisions are durable."""
@@ -117,68 +153,29 @@ class Recommender:
             if logged:
                 return repeated(request, page, logged)
         seen = await self._seen(name, request)
-        earned = None if self._context.loop(name).n_learned else await self.earnings.scores(name)
-        loop, items = await self.items(name)
+        loop = self._context.loop(name)
+        earned = None if loop.n_learned else await self.earnings.newest(name)
         self._context.quotas.check_pending(loop.view)
         self._context.check_user(loop, request.user)
-        context = self._hashed(request, items)
-        at = self._now()
-        allowed = self._candidates(items, request, seen, at)
-        popular = earned.of(items) if earned is not None and earned.n_events and not loop.n_learned else None
-        source = Asked(
-            request.n, min(request.n, int(allowed.sum())), loop.view.catalogue_version, round(at * 1e6),
-            Raw(encode(request.filter)), request.exclude, request.exclude_seen, seen, popular is not None,
-        )  # fmt: skip
-        events = events_of(page, source.places)
-        drawn = draw_places(loop, items, context, request.user, self._context.models, allowed, events, popular)
-        records = [
-            _record(loop, items, request, context, event, each, Place(k, each.candidates, None if k > 1 else source))
-            for k, (event, each) in enumerate(zip(events, drawn, strict=True), 1)
-        ]
-        result = RecommendResult(
-            page,
-            [
-                RecommendedItem(items.ids[each.row], event, each.score, each.probability, each.arm)
-                for event, each in zip(events, drawn, strict=True)
-            ],
-            drawn[0].candidates,
-            drawn[0].version,
-        )
-        rows = [context, *[items.features_of(each.row) for each in drawn]]
-        try:
-            await self._context.append(*records)
-        except Duplicate:
-            return repeated(request, page, await self._ranker.logged_ranks(name, events_of(page, request.n)))
-        if request.explain:
-            actions = [Action(item.id) for item in result.items]
-            same = RankRequest(actions=actions, context=request.context, user=request.user)
-            prepared = PreparedRequest(same, page, rows, [], 0.0, NO_KEY)
-            result.explanations = await explain_all(prepared, self._context.loop(name), self._context.models)
-        return result
-
-    def _hashed(self, request: RecommendRequest, items: Items) -> Hashed:
         [context] = self._context.preparer.hash_all([Named("context", None, bytes(request.context) or EMPTY)])
         if isinstance(context, FeatureError):
             raise invalid_features(context)
-        n_features = items.features()[0].size
-        if context.size * n_features > MOST_PAIRS:
-            message = f"context features times features of all items must be at most {MOST_PAIRS}"
-            raise ApiError(422, "context_too_large", f"{message}, got {context.size} × {n_features}", "context")
-        return context
-
-    def _candidates(self, items: Items, request: RecommendRequest, seen: Sequence[str], now: float) -> Array:
-        """Return which rows may be drawn; refuse the request if there are none."""
-        allowed = items.showable(now)
-        if request.filter:
-            allowed &= matching(items, request.filter)
-        for excluded in (request.exclude, seen):
-            allowed[[items.rows[each] for each in excluded if each in items.rows]] = False
-        if not allowed.any():
-            if not items.rows:
-                message = "the catalogue must have items: PUT /v1/actions adds them, got none"
-                raise ApiError(422, "no_candidates", message)
-            raise nothing_left(items, request.filter)
-        return allowed
+        at = self._now()
+        memory = self._context.models
+        filled = await self.on_items(
+            name, lambda loop, items: _fill(loop, items, request, page, context, seen, at, earned, memory)
+        )
+        try:
+            await self._context.append(*filled.records)
+        except Duplicate:
+            return repeated(request, page, await self._ranker.logged_ranks(name, events_of(page, request.n)))
+        result = filled.result
+        if request.explain:
+            actions = [Action(item.id) for item in result.items]
+            same = RankRequest(actions=actions, context=request.context, user=request.user)
+            prepared = PreparedRequest(same, page, filled.rows, [], 0.0, NO_KEY)
+            result.explanations = await explain_all(prepared, self._context.loop(name), self._context.models)
+        return result
 
     async def _seen(self, name: str, request: RecommendRequest) -> list[str]:
         """Return the items most recently shown to a user."""
@@ -189,7 +186,66 @@ class Recommender:
             raise invalid("exclude_seen must come with a user, got none", "exclude_seen")
         created_at = self._context.loop(name).view.created_at
         first = 0 if seconds is True else round((self._now() - seconds) * 1e6)
-        return await self._context.look_up(lambda log: _shown_to(log, name, user, created_at, first))
+        return await self._context.look_up(name, lambda log: _shown_to(log, name, user, created_at, first))
+
+
+class FilledPage(NamedTuple):
+    """A page before it is stored."""
+
+    result: RecommendResult
+    records: list[Record]
+    rows: list[Hashed]  # the context, then each item
+
+
+def _fill(
+    loop: Loop,
+    items: Items,
+    request: RecommendRequest,
+    page: str,
+    context: Hashed,
+    seen: list[str],
+    now: float,
+    earned: Popularity | None,
+    models: PublishedModels,
+) -> FilledPage:
+    """Draw the items of a page."""
+    n_features = items.features()[0].size
+    if context.size * n_features > MOST_PAIRS:
+        message = f"context features times features of all items must be at most {MOST_PAIRS}"
+        raise ApiError(422, "context_too_large", f"{message}, got {context.size} × {n_features}", "context")
+    allowed = _candidates(items, request, seen, now)
+    popular = earned.of(items) if earned is not None and earned.n_events and not loop.n_learned else None
+    source = Asked(
+        request.n, min(request.n, int(allowed.sum())), loop.view.catalogue_version, round(now * 1e6),
+        Raw(encode(request.filter)), request.exclude, request.exclude_seen, seen, popular is not None,
+    )  # fmt: skip
+    events = events_of(page, source.places)
+    drawn = draw_places(loop, items, context, request.user, models, allowed, events, popular)
+    records = [
+        _record(loop, items, request, context, event, each, Place(k, each.candidates, None if k > 1 else source))
+        for k, (event, each) in enumerate(zip(events, drawn, strict=True), 1)
+    ]
+    shown = [
+        RecommendedItem(items.ids[each.row], event, each.score, each.probability, each.arm)
+        for event, each in zip(events, drawn, strict=True)
+    ]
+    rows = [context, *[items.features_of(each.row) for each in drawn]]
+    return FilledPage(RecommendResult(page, shown, drawn[0].candidates, drawn[0].version), records, rows)
+
+
+def _candidates(items: Items, request: RecommendRequest, seen: Sequence[str], now: float) -> Array:
+    """Return which rows may be drawn; refuse the request if there are none."""
+    allowed = items.showable(now)
+    if request.filter:
+        allowed &= matching(items, request.filter)
+    for excluded in (request.exclude, seen):
+        allowed[[items.rows[each] for each in excluded if each in items.rows]] = False
+    if not allowed.any():
+        if not items.rows:
+            message = "the catalogue must have items: PUT /v1/actions adds them, got none"
+            raise ApiError(422, "no_candidates", message)
+        raise nothing_left(items, request.filter)
+    return allowed
 
 
 def _check(request: RecommendRequest) -> None:
@@ -203,10 +259,9 @@ def _record(
     loop: Loop, items: Items, request: RecommendRequest, context: Hashed, event: str, drawn: Drawn, place: Place
 ) -> Record:
     """Return the log record of a place: a body for readers, and an example for the learner."""
-    name = items.ids[drawn.row]
     body = RecommendBody(
         Raw(bytes(request.context) or EMPTY),
-        [loop.references.get(name) or CatalogueReference(name, 0)],
+        [items.references[drawn.row]],
         0,
         [drawn.probability],
         [drawn.score],
@@ -230,12 +285,38 @@ def _record(
     return Record(loop.view.name, RANK, event, request.user, example.encode(), encode(body))
 
 
+class _ShownId(Struct):
+    id: str
+
+
+class _Shown(Struct):
+    """Of a decision or feedback, what the user was shown."""
+
+    actions: list[_ShownId]
+    action: int
+    happened: int | None = None
+
+
+_decode_shown = JsonDecoder(_Shown).decode
+
+
 def _shown_to(log: Log, loop: str, user: str, created_at: int, first: int) -> list[str]:
-    """Return the items of a user's newest events since a time, including feedback, each once."""
-    entries = [entry for entry in log.newest_of(loop, user, MOST_SEEN) if entry.kind == RANK]
-    bodies = [(entry, decode_rank(entry.body)) for entry in entries if entry.position > created_at]
-    shown = [body for entry, body in bodies if (body.happened or entry.time) >= first]
-    return [*dict.fromkeys(body.actions[body.action].id for body in shown)]
+    """Return the items of a user's newest events since a time, including feedback, each once.
+
+    Feedback is logged after it happened, so nothing before the first older record is of that time.
+    """
+    n_bytes = 0
+
+    def item(entry: Entry) -> str | None:
+        nonlocal n_bytes
+        n_bytes += len(entry.body)
+        if entry.time < first or entry.position <= created_at or n_bytes > MOST_SEEN_BYTES:
+            return None
+        body = _decode_shown(entry.body)
+        return body.actions[body.action].id if (body.happened or entry.time) >= first else ""
+
+    shown = log.newest_of(loop, user, MOST_SEEN, item)
+    return [name for name in dict.fromkeys(shown) if name]
 
 
 def repeated(

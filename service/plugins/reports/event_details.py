@@ -55,7 +55,7 @@ async def event_details(context: RankerContext, loop: str, events: list[str]) ->
 
     details = {
         str(event["event_id"]): await _details(context, loop, event, about)
-        for event, about in await context.look_up(read)
+        for event, about in await context.look_up(loop, read)
     }
     return [details[event] for event in events if event in details]
 

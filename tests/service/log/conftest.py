@@ -23,6 +23,11 @@ class SqliteBackend:
         """Return a log; all that are opened are the same one."""
         return SqliteLog(sqlite_file(self.file), clock=clock)
 
+    def read_for_ever(self, log):
+        """Run a statement on the log's connection that does not end."""
+        with log._connection() as db:
+            list(db.execute("WITH RECURSIVE t(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM t) SELECT count(*) FROM t"))
+
     def execute(self, sql, *parameters):
         """Change the database behind the log's back; ``?`` stands for a parameter."""
         with closing(sqlite3.connect(self.file, isolation_level=None)) as db:
@@ -39,6 +44,11 @@ class PostgresBackend:
         if clock is not None:
             pytest.skip("time is the database's: see test_postgres.py")
         return PostgresLog(self.address)
+
+    def read_for_ever(self, log):
+        with log._session.lend() as db:
+            db.silence_seconds = 3_600.0
+            db.execute("SELECT pg_sleep(3600)")
 
     def execute(self, sql, *parameters):
         sql = sql.replace("log SET user", 'log SET "user"').replace("UPDATE log", "UPDATE fedres.log")

@@ -5,8 +5,10 @@ import threading
 
 import pytest
 
+from service.log import postgres, sqlite
 from service.log.protocol import Duplicate, Head, Pruning, Refused, StoreUnavailable
 from service.log.records import DamagedRecord, Record, checksum
+from service.log.sqlite import entry_of
 
 
 def rank(event, user="u", loop="shop", body=b"{}", example=b"example"):
@@ -50,9 +52,69 @@ def test_the_newest_records_of_a_user_come_first(log):
     append(
         log, rank("a", "u"), rank("b", "v"), reward("a"), rank("c", "u"), rank("d", "u", loop="news"), rank("e", "u")
     )
-    assert [entry.event for entry in log.newest_of("shop", "u", 10)] == ["e", "c", "a"]
-    assert [entry.event for entry in log.newest_of("shop", "u", 2)] == ["e", "c"]
-    assert log.newest_of("shop", "nobody", 10) == []
+
+    def event(entry):
+        return entry.event
+
+    assert log.newest_of("shop", "u", 10, event) == ["e", "c", "a"]
+    assert log.newest_of("shop", "u", 2, event) == ["e", "c"]
+    assert log.newest_of("shop", "nobody", 10, event) == []
+
+
+def test_the_newest_decisions_of_a_user_are_read_until_enough_are(log):
+    append(log, *[rank(f"e{k}", body=b"%d" % k) for k in range(50)], base("u", b"of the user"))
+    seen = []
+
+    def body(entry):
+        seen.append(entry.body)
+        return entry.body if entry.position > 10 else None
+
+    expected = [b"%d" % k for k in reversed(range(50))]
+    assert log.newest_of("shop", "u", 1_000, body) == expected[:40]
+    assert seen == expected[:41]
+    assert log.newest_of("shop", "u", 25, body) == expected[:25]
+
+
+def test_decisions_are_found_without_the_other_records_of_their_events(log, monkeypatch):
+    append(log, rank("a"), rank("b"), *[reward("a")] * 250, Record("shop", "note", "a", None, None, b"noted"))
+    read = []
+    for module in (sqlite, postgres):
+        monkeypatch.setattr(
+            module, "entry_of", lambda row, *, with_body: read.append(row) or entry_of(row, with_body=with_body)
+        )
+    assert [entry.event for entry in log.find("shop", ["b", "a", "c"], "rank")] == ["a", "b"]
+    assert len(read) == 2
+    assert [entry.body for entry in log.find("shop", ["a"], "note")] == [b"noted"]
+    assert len(log.find("shop", ["a"])) == 252
+
+
+def test_some_rewards_of_an_event(log):
+    append(log, rank("a"), *[reward("a")] * 5, reward("b"))
+    assert {(entry.kind, entry.event, entry.body) for entry in log.rewards_of("shop", "a", 100)} == {
+        ("reward", "a", b"")
+    }
+    assert [len(log.rewards_of("shop", "a", limit)) for limit in (3, 100)] == [3, 5]
+    assert log.rewards_of("shop", "c", 3) == []
+
+
+def test_a_statement_that_runs_on_another_thread_can_be_interrupted(backend, log):
+    append(log, rank("a"))
+    errors = []
+
+    def wait():
+        try:
+            backend.read_for_ever(log)
+        except StoreUnavailable as error:
+            errors.append(error)
+
+    log.interrupt()  # without a statement it has no effect
+    reading = threading.Thread(target=wait)
+    reading.start()
+    while reading.is_alive():
+        log.interrupt()
+        reading.join(0.01)
+    assert len(errors) == 1
+    assert positions(log) == [1]  # by another connection
 
 
 def test_the_records_of_a_user_are_read_on_from_any_position(log):

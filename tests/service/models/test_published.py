@@ -217,3 +217,38 @@ def test_a_block_that_is_made_and_not_yet_filled_is_no_model(folder):
     assert models.ready
     learning.publisher.memory.room_for(personal_key("shop@1", "ann"), 100)
     assert read_data(models.memory, "shop@1", "ann") is None
+
+
+def test_a_copy_on_another_thread_stays_as_it_was_while_publications_go_on(folder):
+    learning = Learning(folder)
+    learning.publish(1, 0)
+    learning.publisher.show()
+    models = PublishedModels(folder)
+    loop = models.loop("shop")
+    for first in (2, 10):  # the second time, arrays are reused again
+        with loop.lend(["a", "unknown"]) as lent:
+            weights, view_before = lent.weights.copy(), lent.view
+            assert {*lent.catalogue} == {"a"}
+            lent.prepared["a"] = "row"
+            for version in range(first, first + 5):
+                learning.publish(version, 0, 100)
+                assert models.loop("shop").view.version == version
+                assert loop.weights[0] == version
+                assert np.array_equal(lent.weights, weights)
+                assert lent.view is view_before
+        assert loop.prepared == {"a": "row"}
+        assert not loop.lent.total()
+
+
+def test_loops_that_are_gone_are_dropped(folder):
+    learning = Learning(folder)
+    learning.publish(1)
+    learning.publisher.show()
+    models = PublishedModels(folder)
+    assert models.loop("shop") is not None
+    learning.publisher.drop("shop", "shop@1")
+    learning.publisher.publish_names([])
+    learning.publisher.done()
+    assert models.names() == []
+    assert not models._loops
+    assert models.loop("shop") is None

@@ -52,7 +52,7 @@ def test_a_device_downloads_what_rankers_decide_with(tmp_path):
             model = await engine.federated_model("default")
             document, loop = read_document(model.body), engine.context.loop("default")
             assert (document.metadata.version, document.metadata.tag) == (loop.view.version, model.tag)
-            assert engine.model_tag("default") == model.tag
+            assert await engine.model_tag("default") == model.tag
             request = request_of(([5], [1.0]), [([6], [1.0], [7]), ([8], [2.0], [8])])
             device = DeviceKalman()
             device.relearn(document.shared, [])

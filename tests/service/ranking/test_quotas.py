@@ -9,7 +9,8 @@ from playing import raw, refused, request
 
 from service.admin.status import MachineStatus
 from service.learn.join import LONGEST_DEFERRED, LONGEST_EARLY
-from service.rank.quotas import Quotas
+from service.rank import quotas
+from service.rank.quotas import Quotas, RewardCounts
 from service.rank.requests import Action
 from service.rank.slots import Slot, SlotsRequest
 
@@ -66,6 +67,50 @@ def test_rewards_without_an_event(tmp_path):
     playing(tmp_path, {"early_events": 3}, play)
 
 
+def test_rewards_of_one_event(tmp_path):
+    async def play(engine):
+        decision = await engine.rank("default", request())
+        other = await engine.rank("default", request())
+        event = decision.event_id
+        for k in range(3):
+            await engine.reward("default", event, 1.0, f"r{k}")
+        code = 429, "too_many_rewards"
+        for _ in range(2):  # the second time from memory
+            assert await refused(engine.reward("default", event, 1.0, "one more")) == code
+            await engine.reward("default", event, 1.0, "r2")  # a repeat is acknowledged, and not stored again
+        for _ in range(9):
+            await engine.reward("default", other.event_id, 1.0)  # all repeats of one
+        stored = [entry.event for entry in engine.logged() if entry.kind == "reward"]
+        assert [stored.count(each.event_id) for each in (decision, other)] == [3, 3]
+
+    playing(tmp_path, {"rewards": 3}, play)
+
+
+def test_rewards_are_counted_by_the_log_and_not_by_refusals_or_restarts(tmp_path):
+    async def play(engine):
+        event = (await engine.rank("default", request())).event_id
+        counts = engine.parts[0]._rewards
+        counts.note(engine.view().id, event, 100, (), 1_000)  # as after 100 that were not stored
+        for k in range(3):
+            await engine.reward("default", event, 1.0, f"r{k}")
+        assert await refused(engine.reward("default", event, 1.0, "one more")) == (429, "too_many_rewards")
+
+    playing(tmp_path, {"rewards": 3}, play)
+
+
+def test_the_events_whose_rewards_are_counted_are_bounded(monkeypatch):
+    monkeypatch.setattr(quotas, "COUNTED_EVENTS", 10)
+    monkeypatch.setattr(quotas, "FULL_EVENTS", 2)
+    counts = RewardCounts()
+    assert [counts.add("loop", "often", 1) for _ in range(5)] == [1, 2, 3, 4, 5]
+    for k in range(9):
+        counts.add("loop", f"e{k}", 1)
+        counts.note("loop", f"f{k}", 3, ["a"], 3)
+    assert counts.add("loop", "often", 1) == 6  # it was counted among the last 20
+    assert len(counts._counts) <= 10
+    assert [counts.stored("loop", f"f{k}") for k in (6, 7, 8)] == [None, {"a"}, {"a"}]
+
+
 def test_bytes_of_events_that_wait_for_their_reward(tmp_path):
     """Their features are kept in memory until then, and a request may have thousands."""
     large = {f"number {k}": k for k in range(1, 900)}
@@ -88,6 +133,8 @@ def test_bytes_of_events_of_all_loops_together(tmp_path):
     async def play(engine):
         await engine.create_loop("other")
         await engine.rank("other", request())
+        await engine.settle()
+        # A loop learns what the others have when it is published itself.
         await engine.rank("default", request())
         await engine.settle()
         assert await refused(engine.rank("default", request())) == (429, "too_many_all_pending_bytes")

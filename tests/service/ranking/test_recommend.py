@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from collections import Counter
 
 import numpy as np
@@ -10,9 +11,13 @@ from machine import Clock, running
 from playing import Disk, gauges, logged, raw, rebuilt, refused
 from scipy.stats import chisquare
 
+from fedres.scoring.features import Hashed
 from service.errors import ApiError
 from service.log.records import ActionsBody, InlineAction, Record, decode_actions, decode_rank, encode
+from service.plugins.recommend import earnings as earnings_module
+from service.plugins.recommend import filters as filters_module
 from service.plugins.recommend import items as items_module
+from service.plugins.recommend import recommender as recommender_module
 from service.plugins.recommend.filters import matching
 from service.plugins.recommend.item_lists import popular
 from service.plugins.recommend.items import Items
@@ -71,7 +76,7 @@ def story(tmp_path, tell, n_films=40, boosted=None, **options):
             if boosted is not None:
                 await engine.put_actions("default", [film(boosted, _boost=0.5)])
             made = recommender(engine, clock)
-            engine.earnings = made.earnings
+            engine.earnings, engine.made = made.earnings, made
             engine.popular = lambda *words: popular(made, "default", *words)
             engine.items = lambda: made.items("default")
             engine.passes = clock.pass_seconds
@@ -507,7 +512,238 @@ def test_a_large_catalogue_is_taken_in_between_the_turns_of_others(tmp_path):
     story(tmp_path, tell, n_films=0)
 
 
+def test_items_are_added_by_the_bytes_of_their_features(tmp_path):
+    async def tell(engine, recommend):
+        large = [Action(f"large-{k}", raw({f"feature-{j}": j for j in range(200)})) for k in range(60)]
+        await engine.put_actions("default", large)
+        items = Items(engine.context.loop("default").copied, engine.context.preparer)
+        steps = 0
+        while items.is_behind:
+            before = len(items.ids)
+            items.take_some()
+            steps += 1
+            assert sum(len(each) for each in items._features[before:]) <= items_module.STEP_BYTES
+        assert len(items.ids) == 60
+        assert steps >= 60 * len(large[0].features) / items_module.STEP_BYTES
+
+    story(tmp_path, tell, n_films=0)
+
+
+def test_columns_are_made_only_of_the_attributes_that_filters_name(tmp_path):
+    async def tell(engine, recommend):
+        await recommend(page_request())
+        _, items = await engine.items()
+        assert items.columns == {}
+        assert (await recommend(page_request(n=40, filter={"genre": "war"}))).candidates == 10
+        assert {*items.columns} == {"genre"}
+        await engine.put_actions("default", [film(2, genre="noir"), film(40, genre="war"), film(41, genre="war")])
+        assert (await recommend(page_request(n=40, filter={"genre": "war", "price": {"max": 9}}))).candidates == 11
+        assert {*items.columns} == {"genre", "price"}
+        assert {column.n_rows for column in items.columns.values()} == {items.n_rows}
+
+    story(tmp_path, tell)
+
+
+def test_filters_can_name_the_first_attributes_of_a_catalogue(tmp_path, monkeypatch):
+    monkeypatch.setattr(items_module, "MOST_NAMES", 20)
+    monkeypatch.setattr(filters_module, "MOST_NAMES", 20)
+
+    async def tell(engine, recommend):
+        for k in range(10):
+            more = {f"only-{k}-{j}": j for j in range(10)}
+            await engine.put_actions("default", [film(100 + k, **more)])
+        _, items = await engine.items()
+        assert len(items.names) == 20
+        assert (await recommend(page_request(n=40, filter={"genre": "war"}))).candidates > 9
+        with pytest.raises(ApiError, match="filters can name the first 20 alone"):
+            await recommend(page_request(filter={"only-9-9": 9}))
+
+    story(tmp_path, tell)
+
+
+def test_features_that_come_twice_are_put_side_by_side():
+    hashes = np.array([5, 7, 5, 9, 7, 5], np.uint32)
+    row = Hashed(6, hashes.tobytes(), np.arange(6, dtype=np.float32).tobytes(), hashes.tobytes())
+    ordered = items_module._side_by_side(row)
+    assert np.frombuffer(ordered.hashes, np.uint32).tolist() == [5, 5, 5, 7, 7, 9]
+    assert np.frombuffer(ordered.values, np.float32).tolist() == [0, 2, 5, 1, 4, 3]
+
+
+def test_pages_of_a_large_catalogue_are_drawn_on_a_thread_and_are_the_same(tmp_path, monkeypatch):
+    async def tell(engine, recommend):
+        await play(engine, recommend, 20)
+        request = {"n": 4, "user": "u1", "context": {"hour": 3}, "filter": {"genre": ["war", "noir"]}}
+        here = await recommend(page_request(**request, event_id="p"))
+        listed = await engine.popular(5, 1e6)
+        drawing = []
+
+        def noted(*arguments):
+            drawing.append(threading.current_thread())
+            return fill(*arguments)
+
+        fill = recommender_module._fill
+        monkeypatch.setattr(recommender_module, "_fill", noted)
+        monkeypatch.setattr(recommender_module, "FEW_ITEMS", 0)
+        there = await recommend(page_request(**request, event_id="q"))
+        assert len(drawing) == 1
+        assert drawing != [threading.main_thread()]
+        assert there.candidates == here.candidates
+        scores = {item.id: item.score for page in (here, there) for item in page.items}
+        assert all(scores[item.id] == item.score for page in (here, there) for item in page.items)
+        assert await engine.popular(5, 1e6) == listed
+        assert await recommend(page_request(**request, event_id="q")) == there
+        await engine.reward("default", "q~1", 1.0)
+        await engine.settle()
+        assert engine.digest() == rebuilt(tmp_path)
+
+    story(tmp_path, tell)
+
+
+def test_others_are_served_while_a_page_is_drawn_and_its_items_do_not_change(tmp_path, monkeypatch):
+    begun, released, rows = threading.Event(), threading.Event(), []
+    monkeypatch.setattr(recommender_module, "FEW_ITEMS", 0)
+    fill = recommender_module._fill
+
+    def held(loop, items, *arguments):
+        begun.set()
+        released.wait()
+        rows.append(items.n_rows)
+        return fill(loop, items, *arguments)
+
+    async def tell(engine, recommend):
+        await engine.create_loop("other")
+        monkeypatch.setattr(recommender_module, "_fill", held)
+        page = asyncio.ensure_future(recommend(page_request(n=3)))
+        try:
+            while not begun.is_set():
+                await asyncio.sleep(0)
+            for _ in range(5):
+                await engine.rank("other", RankRequest(actions=[Action("a")]))
+            await engine.put_actions("default", [film(50)])
+            behind = asyncio.ensure_future(recommend(page_request(n=3)))
+            await asyncio.sleep(0)
+            assert not page.done()
+        finally:
+            released.set()
+        assert (await page).candidates == 40
+        assert (await behind).candidates == 41
+        assert rows == [40, 41]
+
+    story(tmp_path, tell)
+
+
+def test_items_and_lists_of_deleted_loops_are_dropped(tmp_path, monkeypatch):
+    monkeypatch.setattr(recommender_module, "FORGET_SECONDS", 0.0)
+
+    async def tell(engine, recommend):
+        made = engine.made
+        await engine.create_loop("other")
+        await engine.put_actions("other", films(5))
+        await made.recommend("other", page_request())
+        await made.earnings.scores("other")
+        assert {*made._items} == {"other"}
+        await engine.delete_loop("other")
+        await recommend(page_request())
+        assert {*made._items} == {"default"}
+        assert {name for name, _ in made.earnings._cached} == {"default"}
+        assert {*engine.context.models._loops} == {"default"}
+
+    story(tmp_path, tell)
+
+
 # Popular items
+
+
+def test_lists_of_popular_items_are_made_for_a_few_windows(tmp_path):
+    async def tell(engine, recommend):
+        calls = []
+        call = engine.context.reports.call
+
+        async def noted(name, *arguments, **options):
+            calls.append(arguments[-1])
+            return await call(name, *arguments, **options)
+
+        engine.context.reports.call = noted
+        await asyncio.gather(*[engine.popular(3, 100_000.0 + k) for k in range(20)])
+        assert calls == [7 * 86_400.0]  # one call for all
+        for seconds in (1.0, 59.0, 60.0, 3_601.0, 365 * 86_400.0):
+            await engine.popular(3, seconds)
+        assert calls[1:] == [60.0, 21_600.0, 365 * 86_400.0]
+        assert len(engine.earnings._cached) == earnings_module.WINDOWS_OF_A_LOOP
+
+    story(tmp_path, tell)
+
+
+def test_a_loop_has_one_report_of_popular_items_at_a_time(tmp_path):
+    async def tell(engine, recommend):
+        await engine.create_loop("other")
+        running, most, released = Counter(), Counter(), asyncio.Event()
+        call = engine.context.reports.call
+
+        async def held(name, *arguments, **options):
+            running[name] += 1
+            most[name] = max(most[name], running[name])
+            if name == "default":
+                await released.wait()
+            running[name] -= 1
+            return await call(name, *arguments, **options)
+
+        engine.context.reports.call = held
+        lists = [asyncio.ensure_future(engine.popular(3, seconds)) for seconds in (1.0, 1e4, 1e5, 1e6)]
+        await engine.earnings.scores("other")
+        assert not any(each.done() for each in lists)
+        released.set()
+        await asyncio.gather(*lists)
+        assert most == {"default": 1, "other": 1}
+
+    story(tmp_path, tell)
+
+
+def test_a_cold_page_takes_the_last_list_instead_of_waiting_for_a_new_one(tmp_path, monkeypatch):
+    async def tell(engine, recommend):
+        await engine.earnings.scores("default")
+        [key] = engine.earnings._cached
+        engine.earnings._cached[key] = engine.earnings._cached[key]._replace(until=0.0)
+        released = asyncio.Event()
+        call = engine.context.reports.call
+
+        async def held(*arguments, **options):
+            await released.wait()
+            return await call(*arguments, **options)
+
+        engine.context.reports.call = held
+        assert (await recommend(page_request(n=3))).candidates == 40
+        monkeypatch.setattr(earnings_module, "PATIENCE_SECONDS", 0.0)
+        engine.earnings._cached.clear()
+        assert (await recommend(page_request(n=3))).candidates == 40  # without any list
+        released.set()
+        await engine.earnings.scores("default")
+
+    story(tmp_path, tell)
+
+
+def test_a_list_of_popular_items_that_cannot_be_read_fails_and_a_page_does_not(tmp_path):
+    async def tell(engine, recommend):
+        async def broken(*arguments, **options):
+            raise ApiError(503, "report_timeout", "planted")
+
+        engine.context.reports.call = broken
+        assert await refused(engine.popular(3, 60.0)) == (503, "report_timeout")
+        assert (await recommend(page_request(n=3))).candidates == 40
+
+    story(tmp_path, tell)
+
+
+def test_lists_of_popular_items_are_bounded_in_bytes(tmp_path, monkeypatch):
+    monkeypatch.setattr(earnings_module, "MOST_BYTES", 1)
+
+    async def tell(engine, recommend):
+        await engine.create_loop("other")
+        await engine.earnings.scores("default")
+        await engine.earnings.scores("other")
+        assert [name for name, _ in engine.earnings._cached] == ["other"]
+
+    story(tmp_path, tell)
 
 
 def test_popular_items_are_those_that_earned_most_with_a_prior_within_a_window(tmp_path):

@@ -44,7 +44,7 @@ class SimulatedMachine(RankerContext):
 
     learner_core: Learner
 
-    async def look_up(self, function):
+    async def look_up(self, loop, function):
         return function(self.archive())
 
     async def until(self, published, seconds=15.0):
