@@ -341,7 +341,8 @@ class Follower:
             self._midway[name] = work, entries
         n_taken = sum(entry.position <= self.positions.get(name, 0) for entry in entries)
         self._limits[name] = min(max(2 * n_taken, FEWEST), BATCH)
-        return is_whole is not None or len(entries) == limit or name in self._beginning
+        has_more = bool(entries) and self.positions.get(name, 0) < self._ends.get(name, 0)
+        return is_whole is not None or has_more or name in self._beginning
 
     def _run(self, work: Iterator[bool], until: float) -> bool | None:
         """Work until a time; return whether the loop is in a state to be shown, None if all is done."""

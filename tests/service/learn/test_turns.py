@@ -116,6 +116,25 @@ def test_models_do_not_depend_on_where_turns_end(tmp_path, model, seed):
     asyncio.run(story())
 
 
+def test_there_is_more_to_do_after_a_record_that_took_several_turns(two_loops):
+    """A batch is then read in one turn and done in another, in which fewer records would be read together."""
+
+    async def story(engine):
+        engine.log.append(heavy("late", 20))
+        await engine.settle()
+        engine.own_clock.pass_seconds(100)
+        engine.log.append([[Record("default", "note")] for _ in range(200)])
+        times = itertools.chain([0.0, 0.0, 0.0], itertools.repeat(1.0))  # the first turn ends after one step
+        engine.learner.clock = lambda: next(times)
+        assert engine.learner.step()
+        assert engine.learner.loops["default"].is_midway
+        while engine.learner.step():
+            pass
+        assert engine.learner.positions == {name: head.last for name, head in engine.log.heads().items()}
+
+    two_loops(story, wait_time=60.0)
+
+
 def test_a_question_about_a_loop_waits_for_that_loop_only_and_only_for_what_was_logged_before(two_loops):
     async def story(engine):
         engine.log.append(heavy("early", feedback=1.0))
