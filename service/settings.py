@@ -22,6 +22,7 @@ NARROWEST_RANGE = 1e-9  # least width of a reward range, also relative to its la
 SHORTEST_INTERVAL = 0.005  # of updates; the learner looks for records as often, also where none come
 DEFAULT_LOOP = "default"  # the loop of paths that name none
 LONGEST_WAIT = 366 * 86_400.0
+LEAST_RETENTION = 3_600.0  # seconds; a shorter one in an earlier log is read, and works as this
 LONGEST_RETENTION = 100 * 366 * 86_400.0
 LONGEST_REASON = 1_000  # characters of why a control group is held
 LONGEST_ANNOTATIONS = 20_000  # characters, all together
@@ -186,7 +187,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = Defences()
     retention: Annotated[
         float | None,
-        about("Seconds after which events are removed from the log, at least wait_time; null keeps them."),
+        about("Seconds after which events are removed from the log, at least wait_time and an hour; null keeps them."),
     ] = None
     annotations: Annotated[dict[str, str], about("Strings by name, for other tools.")] = {}
 
@@ -271,6 +272,9 @@ def read_settings(fields: dict[str, Any]) -> Settings:
     if high - low < least:  # arithmetic cannot tell it from a point; a loop that has one in the log is still read
         message = f"reward_range must be at least {least:g} wide, got {low}, {high}: send rewards in another unit"
         raise ApiError(422, "invalid_settings", message, "reward_range")
+    if settings.retention is not None and settings.retention < LEAST_RETENTION:
+        message = f"retention must be at least an hour ({LEAST_RETENTION:g} s), got {settings.retention}"
+        raise ApiError(422, "invalid_settings", message, "retention")
     if settings.update_interval < SHORTEST_INTERVAL:  # the same
         message = f"update_interval must be at least {SHORTEST_INTERVAL:g}, got {settings.update_interval:g}"
         raise ApiError(422, "invalid_settings", message, "update_interval")

@@ -31,6 +31,7 @@ from service.log.records import (
     encode,
 )
 from service.models.loop_metadata import LoopView
+from service.models.personal import has_data
 from service.models.table import model_kind
 from service.rank.explaining import personal_model
 from service.rank.quotas import exceeded
@@ -272,17 +273,47 @@ class Admin:
         """Erase a user's model, events and rewards from every file; return once that is done."""
         check_id("user", user)
         self._context.loop(loop)
+        if await self._has_something_of(loop, user):
+            await self._erase(loop, user, lambda: self._context.loop(loop).view.erased)
+
+    async def _erase(self, loop: str, user: str, erased: Callable[[], Sequence[str]]) -> None:
+        """Log that a user is to be erased; return once ``erased`` has the token of that."""
         token = new_event_id()
         await self._context.append(Record(loop, ERASE, user=user, body=encode(EraseBody(token))))
-        await self._context.until(lambda: token in self._context.loop(loop).view.erased, ERASE_SECONDS)
+        await self._context.until(lambda: token in erased(), ERASE_SECONDS)
+
+    async def _has_something_of(self, loop: str, user: str) -> bool:
+        """Return whether anything may be stored of a user in a loop.
+
+        The log may have removed old uploads of a device that still count for the limits of each device.
+        """
+        published, memory = self._context.loop(loop), self._context.models.memory
+        view = published.view
+        if user in published.clients.numbers or (memory is not None and has_data(memory, published.id, user)):
+            return True
+        if view.events_since and (view.statistics.uploads or view.statistics.passed_over):
+            return True
+        return await self._has_records_of(loop, user)
+
+    async def _has_records_of(self, loop: str, user: str) -> bool:
+        return bool(await self._context.look_up(loop, lambda log: log.of_user(loop, user, limit=1)))
 
     async def erase_user_everywhere(self, user: str) -> None:
-        """Erase a user in all loops; wait for all of them before raising an error."""
+        """Erase a user in all loops, deleted ones too; wait for all of them before raising an error."""
+        check_id("user", user)
         self._context.check_follows_all()
-        erasures = [self.erase_user(loop, user) for loop in self.loops()]
+        live = self.loops()
+        logged = await self._context.look_up("", lambda log: [*log.heads()])
+        deleted = [loop for loop in logged if loop not in live and await self._has_records_of(loop, user)]
+        erasures = [self.erase_user(loop, user) for loop in live]
+        erasures += [self._erase(loop, user, self._erased_in_deleted_loops) for loop in deleted]
         for result in await asyncio.gather(*erasures, return_exceptions=True):
             if result is not None:
                 raise result
+
+    def _erased_in_deleted_loops(self) -> Sequence[str]:
+        learner = self._context.models.learner()
+        return () if learner is None else learner.erased
 
     # the log
 

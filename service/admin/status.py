@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import sqlite3
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -73,6 +74,7 @@ class MachineStatus:
         return {
             "version": VERSION,
             "store": self._store,
+            "sqlite": sqlite3.sqlite_version,
             "position": sum(head.last for name, head in heads.items() if name in loops),
             "learned_position": sum(loop.view.position for loop in loops.values()),
             "trouble": self._trouble() or self._standing_still(),

@@ -82,7 +82,8 @@ def status(url: Url = DEFAULT_URL, key: Key = None) -> None:
     report = send("GET", url, "/v1/status", key).json()
     log = report["log"]
     typer.echo(
-        f"fedres {report['version']} at {url}, store {report['store']}: {'not ready' if ready.is_error else 'ready'}"
+        f"fedres {report['version']} with SQLite {report['sqlite']} at {url}, store {report['store']}: "
+        f"{'not ready' if ready.is_error else 'ready'}"
     )
     typer.echo(f"log {_log_size(log)}, {_disk_space(log)}")
     for process in report["processes"]:

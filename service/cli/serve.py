@@ -363,7 +363,8 @@ def _note_keys(store: str, folder: Path, command: str, loop: str | None = None) 
     if opened.is_shared or opened.path.exists():
         try:
             with closing(open_log(opened)) as log:
-                log.set_note(NOTE, "made")
+                if log.note(NOTE) is None:  # else nothing is written: a service may be committing
+                    log.set_note(NOTE, "made")
         except StoreUnavailable as error:
             typer.echo(
                 f"fedres: the keys are changed, but the store could not note that it has keys: {error}", err=True

@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 
 import msgspec
 
-from service.learn.loop_state import LoopState, new_loop, record_checksum
+from service.learn.loop_state import REMEMBERED_ERASURES, LoopState, new_loop, record_checksum
 from service.learn.snapshots import DamagedSnapshot, SavedLoop, Saver, Snapshots
 from service.log.client import BlockingWriter
 from service.log.protocol import Head, Log, StoreUnavailable, live_loop
@@ -33,6 +33,7 @@ from service.log.records import (
     DamagedRecord,
     Entry,
     ErasedBody,
+    decode_erase,
     decode_erased,
 )
 from service.log.writer import DirectWriter
@@ -109,6 +110,8 @@ class Follower:
         self._complete_at: dict[str, int] = {}  # positions that loops must reach before they are shown
         self._to_read: dict[str, tuple[int, int]] = {}  # by loop: the epoch of its holder, and what to read first
         self._last_turn = ""  # the loop that had a turn last
+        self.orphans: dict[str, dict[str, str]] = {}  # erasures in deleted loops: tokens by loop and user
+        self.orphans_erased: list[str] = []  # tokens of those that are complete
         self.seconds: defaultdict[str, float] = defaultdict(float)  # of work so far, by loop
         self._shrunk: str | None = None  # name of the log that has become shorter
         self._removed: dict[str, tuple[int, int]] = {}  # records that went, and where the last pruning began
@@ -220,9 +223,10 @@ class Follower:
         state = self.begin(made)
         state.pruned_to = 0 if old is None else old.cut
         erased = [entry for entry in self.log.of_kind(name, ERASED) if entry.position > state.metadata.created_at]
+        with blaming(self.log, erased[-1:]):
+            erased = [entry for entry in erased if decode_erased(entry.body).base]  # others were of a deleted loop
         if erased:
-            with blaming(self.log, erased[-1:]):
-                base = decode_erased(erased[-1].body).base
+            base = decode_erased(erased[-1].body).base
             state.learn_from = base + 1
             yield from self.join_again(state, base)
             yield from self.install(state, erased[-1], base)
@@ -457,11 +461,28 @@ class Follower:
                     yield from taking(self.log, self.loops[name], entries[start:k])
                 start = k + 1
                 if entry.kind == LOOP and name not in self.loops:
+                    self.orphans.pop(name, None)  # a repeated request erases in both loops of this name
                     self.begin(entry)
                 elif entry.kind == DELETED:
                     self.drop(name)
+            elif name not in self.loops:
+                self._take_orphan(entry)
         if name in self.loops:
             yield from taking(self.log, self.loops[name], entries[start:])
+
+    def _take_orphan(self, entry: Entry) -> None:
+        """Note that a user is to be erased, or was, in a loop that is deleted."""
+        erasures = self.orphans.setdefault(entry.loop, {})
+        if entry.kind == ERASE and entry.user is not None:
+            erasures[entry.user] = decode_erase(entry.body).token
+        elif entry.kind == ERASED:
+            body = decode_erased(entry.body)
+            self.note_orphans_erased(entry.loop, [body.token, *body.others])
+
+    def note_orphans_erased(self, loop: str, tokens: Collection[str]) -> None:
+        erasures = self.orphans.get(loop, {})
+        self.orphans[loop] = {user: token for user, token in erasures.items() if token not in tokens}
+        self.orphans_erased = [*dict.fromkeys([*self.orphans_erased, *tokens])][-REMEMBERED_ERASURES:]
 
     def take_batch(self, name: str, entries: Sequence[Entry]) -> None:
         """Process a batch at once."""
@@ -580,17 +601,28 @@ def forget_settled(log: Log, state: LoopState, last: int) -> None:
         state.join.forget(settled | (early.keys() - there))
 
 
+def forget_gone(log: Log, state: LoopState) -> None:
+    """Forget early, late and unmatched rewards of which the log has nothing."""
+    events = {*state.join.early(), *(reward.event_id for reward in state.join.unmatched)}
+    if events:
+        state.join.forget(events - log.existing(state.metadata.name, events))
+
+
 def taking(log: Log, state: LoopState, entries: Sequence[Entry]) -> Iterator[bool]:
     """Advance a loop, in steps as ``LoopState.taking``.
 
-    Where a pruning begins, all learners must forget the same events: the log has the old ones.
+    Where a pruning begins, all learners must forget the same events: the log has the old ones. Where an erasure ends,
+    they forget rewards of events that they did not know to be the user's: the log has none of them.
     """
     start = 0
     for k, entry in enumerate(entries):
-        if entry.kind == ERASE and entry.user is None:
+        if entry.kind == ERASED or (entry.kind == ERASE and entry.user is None):
             for _ in state.taking(entries[start : k + 1]):
                 yield False
-            forget_settled(log, state, entry.position)
+            if entry.kind == ERASED:
+                forget_gone(log, state)
+            else:
+                forget_settled(log, state, entry.position)
             yield True
             start = k + 1
     yield from state.taking(entries[start:])

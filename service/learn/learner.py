@@ -26,6 +26,7 @@ from service.log.writer import DirectWriter
 from service.models.loop_metadata import LearnerView
 from service.models.personal import PersonalModels
 from service.models.published import Publisher
+from service.times import iso_time
 
 MOST_TOLD = 5  # loops that stand still and are named at once
 TELL_SECONDS = 5.0  # between two log lines about a long start
@@ -115,9 +116,9 @@ class Learner(Follower):
         try:
             more = self.step_log()
             more |= self._tick()
-            self.erasures.step(self)
-            if not self.erasures.is_cleaning:
+            if not self.erasures.is_busy:
                 self.prunings.step(self)
+            more |= self.erasures.step(self)
             self.trouble = None
         except StoreUnavailable as error:
             self._note(error)
@@ -181,10 +182,13 @@ class Learner(Follower):
         if names != self._names:
             self.publisher.publish_names(names)
             self._names = names
-        standing_still = "; ".join([str(each) for each in [*self.halted.values()][:MOST_TOLD]]) or None
+        notes = [*(str(each) for each in self.halted.values()), *map(_kept, self.prunings.kept.items())]
+        standing_still = "; ".join(notes[:MOST_TOLD]) or None
         of_all = None if self.trouble in [None, *self.halted.values()] else str(self.trouble)
         used = self.publisher.memory.used_bytes
-        self.publisher.publish_learner(LearnerView(of_all, standing_still, self.rebuilt, used, incomplete))
+        erased = [token for token in self.orphans_erased if token in self.erasures.cleaned]
+        view = LearnerView(of_all, standing_still, self.rebuilt, used, incomplete, erased)
+        self.publisher.publish_learner(view)
         self.publisher.done()
         if self._show_at < math.inf and (not incomplete or self.clock() > self._show_at):
             self._show_at = math.inf
@@ -218,6 +222,16 @@ class Learner(Follower):
             self.snapshots.close()
             self.log.close()
             self.publisher.close()
+
+
+def _kept(loop_and_time: tuple[str, int]) -> str:
+    """Return why a loop's old events stay."""
+    loop, newest = loop_and_time
+    return (
+        f"the newest request of loop {loop!r} is of {iso_time(newest)}, over a day ago by the clock: its retention "
+        f"counts from a day after that until requests have come for a day (if the clock is right, fedres log prune "
+        f"removes older events at once)"
+    )
 
 
 def replay(log: Log, folder: Path) -> dict[str, str]:

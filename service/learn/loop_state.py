@@ -43,7 +43,7 @@ from service.models.protocol import LearnedEvent, LearnerModel, ModelKind
 from service.models.table import model_kind
 from service.settings import Settings
 
-REMEMBERED_ERASURES = 100
+REMEMBERED_ERASURES = 1_000  # complete ones; the holder of a loop completes a tenth of them before it publishes them
 REJOINED = 20_000  # records, at most, that are read again only to tell late rewards of finished events from early ones
 SPARE_SETTINGS = 100  # before the oldest that is needed: rankers decide under settings that are not quite the newest
 EXAMPLE_TICK = 1_000_000  # microseconds that a delayed example may be late where no record comes
@@ -140,6 +140,8 @@ class LoopState:
             self.position, self.time = position, time
             yield from self._passing_time(time)
             join.current = None
+            if kind in _REQUESTS:
+                self.metadata.traffic.note(time)
             if kind == REWARD:
                 if event is not None and example is not None and not self._is_ignored(event):
                     value, key = read_reward(example)
@@ -438,6 +440,7 @@ class LoopState:
         return bool(self._ignored) and any(event in events for events in self._ignored.values())
 
 
+_REQUESTS = (RANK, REWARD, ACTIVATE, RESIDUAL, UPDATE)
 _CHANGES: dict[str, Callable[[LoopState, Entry], None]] = {
     ACTIVATE: LoopState._activate,
     SETTINGS: LoopState._take_settings,

@@ -4,12 +4,17 @@
    waits for a reward is among them. Every learner forgets them there, so that their ids are new from that record on.
 2. The holder logs the current models, as after an erasure, and then ``erased`` with a cut.
 3. Its log writer deletes the old events, a few hundred records at a time. A restart continues this.
+
+``retention`` counts from now, but from no later than a day after the newest request: a clock that is ahead must not
+remove what is not old. A machine whose clock is right again after it was ahead goes by that clock, not by the log's,
+which never goes back. ``fedres log prune`` names a time, and is believed.
 """
 
 from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 
 from service.learn.erasures import log_base
 from service.learn.follower import Follower
@@ -17,9 +22,11 @@ from service.learn.loop_state import LoopState
 from service.log.protocol import Log
 from service.log.records import ERASE, ERASED, EraseBody, ErasedBody, Record, encode
 from service.log.writer import is_pruned
-from service.times import DAY
+from service.settings import LEAST_RETENTION
+from service.times import DAY, system_clock
 
 RETRY_SECONDS = 5.0
+LEAST_INTERVAL = 60_000_000  # microseconds between two looks for old events of a loop
 SHARE = 10  # events are removed when they are older than the retention by this part of it, and a day at most
 
 
@@ -31,6 +38,8 @@ class Prunings:
         self._looked: dict[str, int] = {}  # when old events were last looked for
         self._retry: dict[str, float] = {}  # when to check again whether this machine is a loop's holder
         self.busy = False  # True: this machine deletes records
+        self.clock: Callable[[], int] = system_clock  # of this machine, while the log's may be ahead of it
+        self.kept: dict[str, int] = {}  # loops whose old events are kept as no request shows the time; of the newest
 
     def step(self, follower: Follower) -> None:
         self.busy = False
@@ -53,14 +62,25 @@ class Prunings:
     def _is_due(self, follower: Follower, state: LoopState) -> bool:
         """Return, at intervals, whether there may be events that are too old."""
         metadata, now = state.metadata, follower.log.now()
-        if metadata.settings.retention is None:
+        retention = _retention(state)
+        if retention is None:
+            self.kept.pop(metadata.name, None)
             return False
-        retention = round(metadata.settings.retention * 1e6)
-        interval = min(DAY, retention // SHARE)
+        interval = max(min(DAY, retention // SHARE), LEAST_INTERVAL)
         if now - max(self._looked.get(metadata.name, 0), metadata.pruned.before + retention) < interval:
             return False
         self._looked[metadata.name] = now
         return True
+
+    def _before(self, follower: Follower, state: LoopState, retention: int) -> int:
+        """Return the time before which events are too old."""
+        now = min(follower.log.now(), self.clock())
+        latest = state.metadata.traffic.trusted + DAY
+        if now > latest:
+            self.kept[state.metadata.name] = state.metadata.traffic.trusted
+        else:
+            self.kept.pop(state.metadata.name, None)
+        return min(now, latest) - retention
 
     def _go_on(self, follower: Follower, state: LoopState, epoch: int) -> None:
         metadata = state.metadata
@@ -71,9 +91,9 @@ class Prunings:
         elif metadata.to_prune:
             token, before = next(iter(metadata.to_prune.items()))
             _begin(follower, state, before, token, epoch)
-        elif metadata.settings.retention is not None:
-            before = follower.log.now() - round(metadata.settings.retention * 1e6)
-            if old_events(follower.log, state, before) > metadata.pruned.cut:
+        elif (retention := _retention(state)) is not None:
+            before = self._before(follower, state, retention)
+            if old_events(follower.log, state, before) > _least_cut(state):
                 _begin(follower, state, before, os.urandom(8).hex(), epoch)
 
     def _delete_some(self, follower: Follower, state: LoopState, epoch: int) -> None:
@@ -86,17 +106,29 @@ class Prunings:
         self._after[name] = (old.begun, after)
 
 
+def _retention(state: LoopState) -> int | None:
+    """Return a loop's retention in microseconds."""
+    retention = state.metadata.settings.retention
+    return None if retention is None else round(max(retention, LEAST_RETENTION) * 1e6)
+
+
+def _least_cut(state: LoopState) -> int:
+    """Return the position up to which there are no events."""
+    return max(state.metadata.created_at, state.metadata.pruned.cut)
+
+
 def old_events(log: Log, state: LoopState, before: int) -> int:
     """Return up to which position events are older than a time, and none is in use."""
-    metadata, needed = state.metadata, state.oldest_needed()
-    least = max(metadata.created_at, metadata.pruned.cut)
+    needed, least = state.oldest_needed(), _least_cut(state)
     unneeded = state.position if needed is None else needed - 1
-    return max(min(last_before(log, metadata.name, before, least), unneeded), least)
+    return max(min(last_before(log, state.metadata.name, before, least), unneeded), least)
 
 
 def _begin(follower: Follower, state: LoopState, before: int, token: str, epoch: int) -> None:
+    """Log up to which position events are to go; if none are, the log begins where it began before."""
     cut = old_events(follower.log, state, before)
-    body = encode(EraseBody(token, max(before, state.metadata.pruned.before), cut))
+    begins = state.metadata.pruned.before
+    body = encode(EraseBody(token, max(before, begins) if cut > _least_cut(state) else begins, cut))
     follower.writer.append([[Record(state.metadata.name, ERASE, body=body)]], {state.metadata.name: epoch})
     follower.wrote(state.metadata.name)
 

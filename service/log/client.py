@@ -363,10 +363,10 @@ class BlockingWriter:
         replies = self._ask(Append(0, [list(group) for group in groups], dict(epochs)))
         return [as_outcome(reply) for reply in replies]
 
-    def erase(self, loop: str, user: str, base: int, token: str, epoch: int | None = None) -> int:
-        """Erase a user; return the number of deleted records."""
-        [n_erased] = self._ask(Erase(0, loop, user, base, token, epoch))
-        return int(n_erased)
+    def erase(self, loop: str, user: str, base: int, token: str, epoch: int | None = None) -> int | None:
+        """Erase a user; return the number of records deleted last, None if more calls are needed."""
+        n_erased = self._ask(Erase(0, loop, user, base, token, epoch))
+        return int(n_erased[0]) if n_erased else None
 
     def prune(self, loop: str, old: Pruning, after: int, epoch: int | None = None) -> int | None:
         """Delete some old events; return the next ``after``, None once all is done."""

@@ -39,6 +39,7 @@ def with_companions(path: Path) -> list[Path]:
     return [path.with_name(path.name + suffix) for suffix in ("", "-wal", "-shm", "-journal")]
 
 
+LOG_SOCKET = "log.sock"
 OWN_SUFFIXES = ("-lease", "-keys", "-keys-lease", "-audit", "-audit.1", "-audit-refused", "-run")
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
@@ -65,6 +65,18 @@ ERASE_USER = f"""DELETE FROM fedres.log WHERE loop = %(loop)s AND position = ANY
         SELECT about.position FROM fedres.log AS about
         WHERE about.loop = rank.loop AND about.event = rank.event AND about.kind IN {ABOUT} OFFSET 0
     ) AS found WHERE rank.loop = %(loop)s AND rank."user" = %(user)s AND rank.kind = '{RANK}'))"""
+# Some rewards and activations of the user's next decisions, and these and other next records of the user.
+SOME_OF_USER = f"""WITH own AS MATERIALIZED (
+        SELECT position, kind, event FROM fedres.log
+        WHERE loop = %(loop)s AND "user" = %(user)s AND kind <> '{ERASE}' ORDER BY position LIMIT %(limit)s),
+    about AS (
+        SELECT found.position FROM own CROSS JOIN LATERAL (
+            SELECT about.position FROM fedres.log AS about WHERE about.loop = %(loop)s AND about.event = own.event
+            AND about.kind IN {ABOUT} OFFSET 0) AS found
+        WHERE own.kind = '{RANK}' LIMIT %(limit)s)
+    SELECT ARRAY (SELECT position FROM about), ARRAY (SELECT position FROM own)"""
+EXISTING = """SELECT sought FROM (SELECT DISTINCT unnest(%b) AS sought) AS given
+    WHERE EXISTS (SELECT 1 FROM fedres.log WHERE log.loop = %b AND log.event = given.sought)"""
 REPLACED_BASES = f"""DELETE FROM fedres.log WHERE loop = %(loop)s AND position = ANY (ARRAY (
     SELECT position FROM (
         SELECT position, row_number() OVER (PARTITION BY "user" ORDER BY position DESC) AS newer
@@ -100,6 +112,7 @@ OLD_BASES = f"""WITH piece AS MATERIALIZED (
     SELECT (SELECT array_agg(position) FROM doomed), (SELECT max(position) FROM piece), (SELECT count(*) FROM piece)"""
 PRUNE = "DELETE FROM fedres.log WHERE loop = %s AND position = ANY (%s)"
 NEWEST_TOGETHER = 20  # of a user's decisions in one query
+ERASED_AT_ONCE = 500  # records of a user, and as many about the user's events
 PRUNED_AT_ONCE = 500  # records that one call of ``prune`` looks at
 REMOVED = "UPDATE fedres.head SET removed = removed + %s WHERE loop = %s"
 SET_NOTE = """INSERT INTO fedres.meta VALUES (%s, %s)
@@ -229,6 +242,22 @@ class PostgresLog:
             erased = Record(loop, ERASED, body=body(n_erased))
             self._append_behind(db, [[erased]], heads, epochs)
         return n_erased
+
+    def erase_some(self, loop: str, user: str, epoch: int | None = None) -> bool:
+        named = {"loop": loop, "user": _sought(user), "limit": ERASED_AT_ONCE}
+        with self._session.lend() as db, _patient(db):
+            [(about, own)] = db.execute(SOME_OF_USER, named)
+            if len(about) + len(own) < ERASED_AT_ONCE:
+                return False
+            doomed = about if len(about) == ERASED_AT_ONCE else [*about, *own]
+            with db.transaction():
+                self._lock(db, [loop], NO_EPOCHS if epoch is None else {loop: epoch})
+                db.execute(REMOVED, (db.execute(PRUNE, (loop, doomed)).rowcount, loop))
+            return True
+
+    def existing(self, loop: str, events: Collection[str]) -> set[str]:
+        sought = [event for event in events if "\0" not in event]
+        return {str(event) for (event,) in self._session.rows(EXISTING, (texts(sought), _sought(loop)))}
 
     def prune(self, loop: str, old: Pruning, after: int = 0, epoch: int | None = None) -> int | None:
         """Delete some; ``after`` counts positions up to the cut, then those of base records.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
 import msgspec
@@ -129,6 +129,16 @@ class Log(Protocol):
         The record does not name the user. Older base records that newer ones replace are deleted too.
         An ``epoch`` is checked as in ``append``.
         """
+
+    def erase_some(self, loop: str, user: str, epoch: int | None = None) -> bool:
+        """Delete some records that ``erase`` would delete, in one short transaction; return False if few are left.
+
+        The user's ``erase`` records stay, so learners go on ignoring the user. Call it until it returns False, then
+        ``erase``.
+        """
+
+    def existing(self, loop: str, events: Collection[str]) -> set[str]:
+        """Return those of the events about which there is any record."""
 
     def prune(self, loop: str, old: Pruning, after: int = 0, epoch: int | None = None) -> int | None:
         """Delete some records of old events; return the next ``after``, None once all is done.

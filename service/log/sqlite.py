@@ -12,7 +12,7 @@ import functools
 import os
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -74,6 +74,13 @@ ERASE_USER = f"""DELETE FROM log WHERE rowid IN (
     SELECT rowid FROM log WHERE loop = ?1 AND user = ?2
     UNION SELECT about.rowid FROM log AS rank JOIN log AS about ON about.loop = rank.loop AND about.event = rank.event
     WHERE rank.loop = ?1 AND rank.user = ?2 AND rank.kind = '{RANK}' AND about.kind IN ('{REWARD}', '{ACTIVATE}'))"""
+# Some of the user's own records, and some rewards and activations of their decisions.
+SOME_OF_USER = f"""SELECT rowid FROM log INDEXED BY log_by_user
+    WHERE loop = ?1 AND user = ?2 AND kind <> '{ERASE}' ORDER BY rowid LIMIT ?3"""
+SOME_ABOUT = f"""SELECT about.rowid FROM log AS rank JOIN log AS about INDEXED BY log_by_event
+    ON about.loop = rank.loop AND about.event = rank.event
+    WHERE rank.rowid IN ({SOME_OF_USER}) AND rank.kind = '{RANK}' AND about.kind IN {ABOUT} LIMIT ?3"""
+EXISTING = "SELECT DISTINCT event FROM log INDEXED BY log_by_event WHERE loop = ? AND event IN ({})"
 IS_RARE = f"kind IN {RARE}"  # SQLite uses the index log_by_kind only for queries with the same condition
 REPLACED_BASES = f"""DELETE FROM log WHERE rowid IN (
     SELECT base FROM (
@@ -104,6 +111,7 @@ PRUNE_BASES = f"""DELETE FROM log WHERE rowid IN (
             AND newer.user IS NULL AND newer.position > old.position AND newer.position < ?4)
         ELSE EXISTS (SELECT 1 FROM log AS newer INDEXED BY log_by_user WHERE newer.loop = ?1 AND newer.user = old.user
             AND newer.kind = '{BASE}' AND newer.position > old.position AND newer.position < ?4) END)"""
+ERASED_AT_ONCE = 500  # records of a user, and as many about the user's events
 PRUNED_AT_ONCE = 500  # records that one call of ``prune`` looks at
 BASES_AT_ONCE = 50  # base records; for each it looks at all records of a user
 PAGES_AT_ONCE = 100  # pages that one call moves to the front of the file
@@ -211,6 +219,25 @@ class SqliteLog:
                 batch.insert([[Record(loop, ERASED, body=body(n_erased))]])
             _empty_wal(db)
             return n_erased
+
+    def erase_some(self, loop: str, user: str, epoch: int | None = None) -> bool:
+        with self._connection() as db:
+            named = (loop, user, ERASED_AT_ONCE)
+            own = [rowid for (rowid,) in db.execute(SOME_OF_USER, named)]
+            about = [rowid for (rowid,) in db.execute(SOME_ABOUT, named)]
+            if len(own) + len(about) < ERASED_AT_ONCE:
+                return False
+            doomed = about if len(about) == ERASED_AT_ONCE else [*about, *own]
+            with self._transaction(db, {loop}) as batch:
+                batch.delete(loop, f"DELETE FROM log WHERE rowid IN ({', '.join(map(str, doomed))})", ())
+            return True
+
+    def existing(self, loop: str, events: Collection[str]) -> set[str]:
+        names, there = list(events), set[str]()
+        with self._connection() as db:
+            for some in (names[k : k + FOUND_TOGETHER] for k in range(0, len(names), FOUND_TOGETHER)):
+                there |= {event for (event,) in db.execute(EXISTING.format(",".join("?" * len(some))), (loop, *some))}
+        return there
 
     def prune(self, loop: str, old: Pruning, after: int = 0, epoch: int | None = None) -> int | None:
         """Delete some; ``after`` counts positions up to the cut, then those of base records, then frees pages."""

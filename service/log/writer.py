@@ -159,7 +159,8 @@ class Writer:
 
     def _do(self, store: Log, request: Erase | Prune | Scrub | Ping) -> list[int | tuple[str, int]]:
         if isinstance(request, Erase):
-            return [erase(store, request.loop, request.user, request.base, request.token, request.epoch)]
+            n_erased = erase(store, request.loop, request.user, request.base, request.token, request.epoch)
+            return [] if n_erased is None else [n_erased]
         if isinstance(request, Prune):
             after = prune(store, request.loop, request.old, request.after, request.epoch)
             return [] if after is None else [after]
@@ -233,7 +234,7 @@ class DirectWriter:
     def append(self, groups: Sequence[Group], epochs: Mapping[str, int] = NO_EPOCHS) -> list[Outcome]:
         return self._log.append(groups, epochs)
 
-    def erase(self, loop: str, user: str, base: int, token: str, epoch: int | None = None) -> int:
+    def erase(self, loop: str, user: str, base: int, token: str, epoch: int | None = None) -> int | None:
         return erase(self._log, loop, user, base, token, epoch)
 
     def prune(self, loop: str, old: Pruning, after: int, epoch: int | None = None) -> int | None:
@@ -243,8 +244,10 @@ class DirectWriter:
         return not [*self._log.scrub()]
 
 
-def erase(log: Log, loop: str, user: str, base: int, token: str, epoch: int | None) -> int:
-    """Erase a user; return how many records went."""
+def erase(log: Log, loop: str, user: str, base: int, token: str, epoch: int | None) -> int | None:
+    """Erase a user, or some of the records if there are many: then return None. Return how many records went last."""
+    if log.erase_some(loop, user, epoch):
+        return None
     erasures = [entry for entry in log.of_kind(loop, ERASE) if entry.user == user]
     others = [other for entry in erasures if (other := decode_erase(entry.body).token) != token]
     return log.erase(loop, user, lambda n: encode(ErasedBody(n, base, token, others)), epoch)

@@ -7,6 +7,7 @@ import msgspec
 from service.log.protocol import Pruning
 from service.models.guard import Guard
 from service.settings import Settings
+from service.times import DAY
 
 FEWEST_TOLD = 8  # rewards needed to see whether callers report failures
 DELAYS_AWAITED = 5  # mean delays of rewards after which a silent event is taken as failed
@@ -86,6 +87,30 @@ class PersonalBase(msgspec.Struct):
     model: bytes
 
 
+class Traffic(msgspec.Struct):
+    """When requests came, by the times of their records: how far these can be trusted.
+
+    A clock that is ahead looks like a time without requests. It is believed once requests have come for a day since.
+    """
+
+    newest: int = 0  # time of the newest request; microseconds
+    trusted: int = 0  # the newest time that is believed
+    resumed: int = 0  # time of the first request after a day without any, while it is not believed; else 0
+
+    def note(self, time: int) -> None:
+        """Note a request."""
+        if time <= self.newest:
+            return
+        if self.newest and time - self.newest > DAY:
+            self.trusted = self.newest if not self.resumed or time - self.resumed >= DAY else self.trusted
+            self.resumed = time
+        elif self.resumed and time - self.resumed >= DAY:
+            self.resumed = 0
+        self.newest = time
+        if not self.resumed:
+            self.trusted = time
+
+
 class LoopMetadata(msgspec.Struct):
     """A loop at one position of its log."""
 
@@ -106,6 +131,7 @@ class LoopMetadata(msgspec.Struct):
     pruned: Pruning = Pruning()  # the last one: after its beginning, events decided up to its cut are unknown
     to_prune: dict[str, int] = {}  # requests by token: the time before which events are to be removed
     model_replaced_at: int = 0  # position of the record that replaced the shared model last
+    traffic: Traffic = msgspec.field(default_factory=Traffic)
 
     @property
     def id(self) -> str:
@@ -184,3 +210,4 @@ class LearnerView(msgspec.Struct, array_like=True):
     rebuilt: int = 0  # how often the snapshot was thrown away
     published_bytes: int = 0
     incomplete: list[str] = []  # loops that do not have all records yet that were logged before they began (again)
+    erased: list[str] = []  # tokens of the last erasures in loops that are deleted

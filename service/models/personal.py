@@ -62,3 +62,11 @@ def read_data(memory: MemoryReader, loop: str, user: str) -> Array | None:
     except TornRead:
         return None
     return None if data is None else np.frombuffer(data, np.uint64).copy()
+
+
+def has_data(memory: MemoryReader, loop: str, user: str) -> bool:
+    """Return whether a user may have a block."""
+    try:
+        return memory.read(personal_key(loop, user)) is not None
+    except TornRead:
+        return True

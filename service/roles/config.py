@@ -9,10 +9,11 @@ from pathlib import Path
 from service.http.hosts import Hosts
 from service.http.request import Limits
 from service.http.server import Tls
+from service.log.files import LOG_SOCKET
 from service.log.opening import Store
 from service.rank.quotas import Quotas
 
-LOG_SOCKET, LEARNER_SOCKET, METRICS = "log.sock", "learner.sock", "metrics"
+LEARNER_SOCKET, METRICS = "learner.sock", "metrics"
 PUBLISHED = "-published"  # beside the store: published models, where their own folder has no room for a second file
 METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"  # an environment variable that prometheus_client reads on import
 BEAT_SECONDS = 1.0  # between two signs of life of an idle process

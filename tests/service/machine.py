@@ -13,10 +13,10 @@ from service.learn.learner import Learner, replay
 from service.learn.snapshots import Snapshots
 from service.log.opening import continued
 from service.log.protocol import StoreUnavailable
-from service.log.records import LOOP, ErasedBody, Record, encode
+from service.log.records import LOOP, Record, encode
 from service.log.sqlite import SqliteLog
 from service.log.sqlite_schema import sqlite_file
-from service.log.writer import prune
+from service.log.writer import erase, prune
 from service.models.published import PublishedModels, Publisher, make_current, new_generation
 from service.plugins.devices.devices import Devices
 from service.plugins.reports.reports import Reports
@@ -63,7 +63,7 @@ class InlineWriter:
         return prune(self.log, loop, old, after, epoch)
 
     def erase(self, loop, user, base, token, epoch):
-        return self.log.erase(loop, user, lambda n: encode(ErasedBody(n, base, token)), epoch)
+        return erase(self.log, loop, user, base, token, epoch)
 
 
 class LearnerWriter(InlineWriter):

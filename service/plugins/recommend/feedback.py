@@ -35,10 +35,11 @@ from service.models.published import Loop
 from service.rank.decide import example_at, features_of
 from service.rank.ranker import RankerContext
 from service.rank.requests import Action, Features, Id, check_id
-from service.times import seconds_of
+from service.times import seconds_of, system_clock
 
 STEP = 100  # events hashed at once; other requests run in between
 LAST_TIME = 100_000_000_000  # seconds since 1970: the year 5138
+MOST_AHEAD = 60.0  # seconds that a caller's clock may be ahead of ours
 
 
 class FeedbackEvent(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -145,6 +146,8 @@ def _microseconds(time: float | str | None, at: str = "time") -> int | None:
         raise invalid(f"{at} {error}", at) from None
     if not 0 <= seconds <= LAST_TIME:
         raise invalid(f"{at} must be from 1970 on and before the year 5138, got {time!r}", at)
+    if seconds > system_clock() / 1e6 + MOST_AHEAD:
+        raise invalid(f"{at} must not be in the future, got {time!r}", at)
     return round(seconds * 1e6)
 
 

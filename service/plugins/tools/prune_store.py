@@ -10,9 +10,12 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from fedres.lease import Lease
+from service.health import RUN_NOTE
 from service.learn.learner import Learner
 from service.learn.pruning import last_before
 from service.learn.snapshots import Snapshots
+from service.log.client import BlockingWriter
+from service.log.files import LOG_SOCKET
 from service.log.opening import Store
 from service.log.protocol import Log, live_loop
 from service.log.records import ERASE, ERASED, RANK, EraseBody, Record, decode_erased, encode
@@ -44,15 +47,33 @@ def count_old(log: Log, loop: str, before: int) -> tuple[int, int]:
     return n_events, n_records
 
 
+def _stop_clock(log: Log, store: Store) -> None:
+    """Give this command's records the time of the log's end: by a clock that is ahead, pending events would end."""
+    if not store.is_shared:
+        log.clock = lambda: 0  # type: ignore[attr-defined]
+
+
+def _writer_of(store: Store, log: Log) -> BlockingWriter | DirectWriter:
+    """Return the log writer of the service that uses a store: in SQLite, no other process should commit."""
+    run = store.beside(RUN_NOTE)
+    if not store.is_shared and run.exists():
+        socket = Path(run.read_text().strip()) / LOG_SOCKET
+        if socket.exists():
+            return BlockingWriter(socket)
+    return DirectWriter(log)
+
+
 def prune_store(store: Store, log: Log, loops: list[str], before: int, show: Callable[[int], None]) -> dict[str, int]:
     """Remove events from before a time; return the number of removed records by loop. ``show`` gets the progress.
 
     A running service does the work, as its models are in use; otherwise it is done here.
     """
     removed = {loop: log.heads()[loop].removed for loop in loops}
+    _stop_clock(log, store)
     with _learner_of(store, log, loops) as learner:
         tokens = {loop: os.urandom(8).hex() for loop in loops}
-        log.append([[Record(loop, ERASE, body=encode(EraseBody(tokens[loop], before)))] for loop in loops])
+        append = log.append if learner is not None else _writer_of(store, log).append
+        append([[Record(loop, ERASE, body=encode(EraseBody(tokens[loop], before)))] for loop in loops])
         while not all(_is_done(log, loop, tokens) for loop in loops):
             if learner is None:
                 time.sleep(POLL_SECONDS)

@@ -237,7 +237,8 @@ def test_an_erasure_that_was_cut_off_anywhere_is_completed_after_the_restart(tmp
         monkeypatch.setattr(erasures, "CHUNK", 2)
         clock = Clock()
         engine = Engine(tmp_path, clock=clock)
-        await engine.erase_user("default", "nobody")  # so that there is a base already
+        await engine.rank("default", request("first"))
+        await engine.erase_user("default", "first")  # so that there is a base already
         await live_a_little(engine, clock)
         shared = await engine.model("default")
         others = [model_of(engine, f"user-{k}") for k in range(6)]

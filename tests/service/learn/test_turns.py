@@ -3,14 +3,20 @@
 import asyncio
 import itertools
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
-from machine import Clock, running
-from playing import play, rebuilt, request
+from machine import Clock, InlineLearner, LearnerWriter, SteppingMachine, running
+from playing import play, rebuilt, refused, request
 
+from service.admin.status import MachineStatus
 from service.learn.control import LearnerQuestion, answer
+from service.learn.learner import Learner
+from service.learn.snapshots import Snapshots
 from service.log.records import RANK, DecisionExample, HashedExample, Record
+from service.models.published import Publisher, new_generation
+from service.rank.ranker import Ranker
 
 N_HEAVY, FEATURES = 60, 900
 CHECKS_A_TURN = 3  # of the clock, after each step, before a turn is over
@@ -90,6 +96,33 @@ def test_a_round_of_many_loops_ends_so_that_other_work_is_done_and_the_next_goes
     two_loops(story)
 
 
+def test_a_record_that_settles_many_events_is_learned_in_pieces_and_never_shown_or_saved_half(two_loops):
+    async def story(engine):
+        engine.log.append(heavy("late"))
+        await engine.settle()
+        before = engine.view()
+        assert before.n_waiting == N_HEAVY
+        engine.own_clock.pass_seconds(100)
+        await reward_other(engine, "e")
+        engine.learner.step()  # appends the tick
+        engine.learner.step()
+        engine.learner.step()
+        assert engine.view("other").statistics.rewarded == 1
+        state = engine.learner.loops["default"]
+        assert state.is_midway
+        assert 0 < state.metadata.statistics.settled < N_HEAVY
+        engine.learner.saver.flush(engine.learner.loops)
+        saved = {loop.metadata.name: loop for loop in engine.snapshots.loops()}
+        assert saved["other"].metadata.statistics.rewarded == 1
+        assert "default" not in saved or saved["default"].metadata.statistics.settled == 0
+        assert engine.view().statistics.settled == 0
+        digest = engine.digest()
+        assert engine.view().statistics.settled == N_HEAVY
+        assert digest == engine.rebuilt()
+
+    two_loops(story, wait_time=60.0)
+
+
 @pytest.mark.parametrize("model", ["residual-kalman", "adagrad"])
 @pytest.mark.parametrize("seed", [1, 2])
 def test_models_do_not_depend_on_where_turns_end(tmp_path, model, seed):
@@ -133,6 +166,95 @@ def test_there_is_more_to_do_after_a_record_that_took_several_turns(two_loops):
         assert engine.learner.positions == {name: head.last for name, head in engine.log.heads().items()}
 
     two_loops(story, wait_time=60.0)
+
+
+def other_learner(engine, show_seconds=0.0):
+    """Start another learner of the machine, as after a crash of the first."""
+    engine.learner.saver.flush = lambda *_, **__: None  # the first one has lost its snapshot to this one
+    log = engine._open_log()
+    run = Path(engine._run.name)
+    snapshots = Snapshots(engine.folder / "store.db-models")
+    learner = Learner(log, LearnerWriter(engine.log), snapshots, Publisher(run, new_generation(run)))
+    ticking(learner)
+    learner.start()
+    learner._show_at = show_seconds
+    return learner
+
+
+def ranker_of(engine, learner):
+    """Return a new ranker on the machine."""
+    models = type(engine.context.models)(Path(engine._run.name))
+    context = SteppingMachine(models, engine.context.log, InlineLearner(learner), engine._open_log)
+    context.core = learner
+    return Ranker(context), MachineStatus(context, "store.db")
+
+
+def test_after_a_start_each_loop_decides_once_it_is_complete_and_before_with_the_models_of_the_last_learner(two_loops):
+    async def story(engine):
+        engine.log.append(heavy("early", feedback=1.0))
+        await reward_other(engine, "e")
+        await engine.settle()
+        for name in ("default", "other"):
+            await engine.rank(name, request("u"))
+        complete = engine.view().position
+        engine.learner.snapshots.close()
+        for file in engine.folder.glob("store.db-models*"):
+            file.unlink()
+        learner = other_learner(engine)
+        learner.publish()
+        ranker, status = ranker_of(engine, learner)
+        assert await refused(ranker.rank("default", request("u"))) == (503, "starting")
+        assert await refused(ranker.rank("missing", request("u"))) == (404, "unknown_loop")
+        assert "no loop decides yet" in status._trouble()
+        for _ in range(3):
+            learner.step()
+        assert (await ranker.rank("other", request("u", event_id="new"))).action_id
+        assert await refused(ranker.rank("default", request("u"))) == (503, "starting")
+        assert "still learned from the log: default" in status.check_ready()  # but it is ready
+        assert [*(await status.status())["loops"]] == ["other"]
+        assert engine.view().position == complete  # a ranker that runs keeps the last models of the other learner
+        assert (await engine.rank("default", request("u", event_id="kept"))).action_id
+        steps = 0
+        while learner.step():
+            steps += 1
+        assert steps > 3
+        assert (await ranker.rank("default", request("u", event_id="last"))).action_id
+        assert status.check_ready() is None
+        learner.log.close()
+        learner.publisher.close()
+        learner.snapshots.close()
+
+    two_loops(story)
+
+
+def test_a_learner_that_is_killed_while_it_catches_up_goes_on_from_there(two_loops):
+    async def story(engine):
+        engine.log.append(heavy("early", feedback=1.0))
+        await engine.settle()
+        live = engine.digest()
+        engine.learner.snapshots.close()
+        for file in engine.folder.glob("store.db-models*"):
+            file.unlink()
+        first = other_learner(engine)
+        first.saver._seconds = first.saver._due = 0.0  # a snapshot after each step
+        for _ in range(4):
+            first.step()
+        learned = first.positions["default"]
+        assert 1 < learned < N_HEAVY
+        first.snapshots.close()
+        second = other_learner(engine)
+        while "default" not in second.positions:
+            second.turn("default")
+        assert second.positions["default"] == learned
+        while second.step():
+            pass
+        assert second.digest("default") == live
+        for learner in (first, second):
+            learner.log.close()
+            learner.publisher.close()
+        second.snapshots.close()
+
+    two_loops(story)
 
 
 def test_a_question_about_a_loop_waits_for_that_loop_only_and_only_for_what_was_logged_before(two_loops):

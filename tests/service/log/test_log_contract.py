@@ -360,6 +360,47 @@ def test_erasing_a_device_spares_the_rewards_of_decisions_with_the_same_event(lo
     assert [(entry.kind, entry.event) for entry in log.read("shop")][:-1] == [("rank", "a/1"), ("reward", "a/1")]
 
 
+@pytest.fixture
+def few_at_once(monkeypatch):
+    for module in (sqlite, postgres):
+        monkeypatch.setattr(module, "ERASED_AT_ONCE", 5)
+
+
+def test_a_user_with_many_records_is_erased_in_pieces_with_the_order_to_erase_last(log, few_at_once):
+    append(log, *[rank(f"a{k}", "ann") for k in range(12)], *[rank(f"b{k}", "bob") for k in range(3)])
+    append(
+        log, *[reward("a3") for _ in range(17)], reward("b1"), base("ann", b"1"), Record("shop", "erase", None, "ann")
+    )
+    before = log.heads()["shop"]
+    removed = []
+    while log.erase_some("shop", "ann"):
+        removed.append(log.heads()["shop"].removed)
+        assert [entry.user for entry in log.of_kind("shop", "erase")] == ["ann"]
+        assert {entry.event for entry in log.read("shop") if entry.user == "bob"} == {"b0", "b1", "b2"}
+        append(log, Record("shop", "note"))  # others write in between
+    assert all(0 < later - earlier <= 10 for earlier, later in zip([0, *removed], removed, strict=False))
+    assert len(removed) >= 3
+    assert log.erase("shop", "ann", body_of_erased) <= 5
+    left = [(entry.kind, entry.event) for entry in log.read("shop") if entry.kind != "note"]
+    assert left == [("rank", "b0"), ("rank", "b1"), ("rank", "b2"), ("reward", "b1"), ("erased", None)]
+    head = log.heads()["shop"]
+    assert head.last - head.removed == len(log.read("shop"))
+    assert head.last == before.last + len(removed) + 1
+
+
+def test_few_records_are_left_to_the_erasure_itself(log):
+    append(log, rank("a", "ann"), reward("a"))
+    assert not log.erase_some("shop", "ann")
+    assert not log.erase_some("shop", "nobody")
+    assert positions(log) == [1, 2]
+
+
+def test_events_of_which_there_is_anything_exist(log):
+    append(log, rank("a"), reward("b"), rank("c", loop="news"))
+    assert log.existing("shop", ["a", "b", "c", "d", "d", NUL]) == {"a", "b"}
+    assert log.existing("shop", []) == set()
+
+
 def test_base_records_that_newer_ones_replace_go_with_an_erasure(log):
     append(log, base("ann", b"1"), base("bob", b"2"), base("cleo", b"3"), base(None, b"\xff"), rank("a", "ann"))
     append(log, base("bob", b"4"), base(None, b"\xfe"), base("bob", b"other", "news"), base("bob", b"loop", "news"))

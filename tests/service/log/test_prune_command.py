@@ -6,6 +6,7 @@ import threading
 
 import pytest
 from machine import SECOND, Engine
+from playing import request
 from stores import digests, fill, play, records
 from test_maintenance import fedres_log, refusal
 from typer.testing import CliRunner
@@ -80,6 +81,24 @@ def test_a_store_that_is_stopped_is_pruned_and_learns_the_same(store):
     assert fedres_log("prune", store, "--older-than", "30d").exit_code == 0
     assert events(store, "news") == []
     assert digests(store) == learned
+
+
+def test_its_records_have_the_time_of_the_log_so_that_no_pending_event_ends(tmp_path):
+    async def make():
+        engine = Engine(tmp_path, clock=PassingClock(1))
+        for k in range(5):
+            await _play_one(engine, f"rewarded {k}")
+            await engine.rank("default", request(event_id=f"pending {k}"))
+        await engine.settle()
+        await engine.close()
+
+    asyncio.run(make())
+    store = tmp_path / "store.db"
+    last = records(store)["default"][-1]
+    assert fedres_log("prune", store, "--older-than", "30d").exit_code == 0
+    new = [entry for entry in records(store)["default"] if entry.position > last.position]
+    assert {entry.kind for entry in new} == {"erase", "erased", "base"}
+    assert {entry.time for entry in new} == {last.time}
 
 
 def test_a_service_that_runs_does_it_itself(store, tmp_path):

@@ -20,6 +20,7 @@ from power_cut_vfs import Disk
 from service.admin.admin import Admin
 from service.errors import ApiError
 from service.learn import follower as follower_module
+from service.learn import pruning
 from service.learn.learner import Learner
 from service.learn.snapshots import Snapshots
 from service.log import sqlite
@@ -300,7 +301,7 @@ class World:
 def patched_batches():
     """Let the learner take and remove few records at once, so that it is often behind."""
     stack = contextlib.ExitStack()
-    fewer = [(follower_module, "BATCH", BATCH)]
+    fewer = [(follower_module, "BATCH", BATCH), (pruning, "LEAST_RETENTION", 0.0), (pruning, "LEAST_INTERVAL", 0)]
     fewer += [(sqlite, "PRUNED_AT_ONCE", 3), (sqlite, "BASES_AT_ONCE", 2), (sqlite, "PAGES_AT_ONCE", 2)]
     for module, name, number in fewer:
         stack.callback(setattr, module, name, getattr(module, name))
