@@ -17,9 +17,9 @@ import numpy as np
 from bandits.evaluation import compare
 from bandits.evaluation.logs import LoggedEvent
 from bandits.evaluation.online import Played, hosted_policy, play
-from bandits.evaluation.sources import ignore_progress
 from bandits.evaluation.table import Log, table
 from fedres.checks import Array
+from fedres.progress import ignore_progress
 
 IDS, USERS = ("a", "b", "c"), 40
 LOGGING = {"uniform": (1 / 3, 1 / 3, 1 / 3), "favourite": (0.6, 0.2, 0.2)}

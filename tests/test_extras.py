@@ -136,7 +136,7 @@ def test_every_command_of_bench_exists():
     commands = {command.callback.__name__ for command in app.registered_commands}
     assert (
         set(BENCH_COMMANDS)
-        | {"serve", "status", "loops", "users", "catalogue", "feedback", "evaluate", "keys", "log", "report"}
+        | {"serve", "status", "config", "loops", "users", "catalogue", "feedback", "evaluate", "keys", "log", "report"}
         == groups | commands
     )
 

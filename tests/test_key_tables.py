@@ -122,6 +122,7 @@ def of_catalogue(hashes):
     items = Items(catalogue, Preparer())
     while items.is_behind:
         items.take_some()
+    items.distinct_features()
     assert set(hashes.tolist()) < set(items._keys.used.tolist())
     return items._table, items._keys.used
 

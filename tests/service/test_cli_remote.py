@@ -65,7 +65,7 @@ def test_status_shows_that_it_is_ready_and_each_loop(service):
 
 
 def test_status_is_shown_while_the_log_cannot_be_read(tmp_path):
-    async def failing(function):
+    async def failing(loop, function):
         raise StoreUnavailable("io", "the disk failed")
 
     with run_service(tmp_path) as live:

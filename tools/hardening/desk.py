@@ -20,6 +20,7 @@ from service.log.client import WriterClient
 from service.log.records import RANK, REWARD
 from service.log.sqlite import SqliteLog
 from service.log.sqlite_schema import sqlite_file
+from service.rank.rewards import Rewards
 
 ACTIONS = [{"id": f"a{k}", "features": {"topic": f"t{k}"}} for k in range(3)]
 N_EVENTS = 4
@@ -35,7 +36,7 @@ class Desk:
     """Takes the calls of one ranker: bytes in, status and bytes out. ``told`` are the calls that were acknowledged."""
 
     def __init__(self, engine, writer, client):
-        routes = {route.path: route for route in hot_routes(engine.parts[0], Limits()).all}
+        routes = {route.path: route for route in hot_routes(engine.parts[0], Rewards(engine.context), Limits()).all}
         self._routes = {RANK: routes["/v1/rank"], REWARD: routes["/v1/events/{event_id}/reward"]}
         self._calls = {(kind, k): self._call(kind, k) for kind in (RANK, REWARD) for k in range(N_EVENTS)}
         self.writer, self._client = writer, client

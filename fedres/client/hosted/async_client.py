@@ -30,7 +30,7 @@ class AsyncClient(BaseClient):
     """
 
     _http: httpx.AsyncClient | None = None
-    _event_loop: asyncio.AbstractEventLoop | None = None  # that the connections belong to
+    _event_loop: asyncio.AbstractEventLoop | None = None  # of the connections
     _places: asyncio.Semaphore  # one for each connection
 
     async def __aenter__(self) -> Self:

@@ -113,7 +113,7 @@ class Rewards:
         self._tried_at = -math.inf  # when the last batch left
         self._n_flushing = 0
         self._is_late = False  # rewards that wait too long are logged once
-        self._ended = False  # whether the thread is
+        self._ended = False  # the thread has returned
         self._thread: threading.Thread | None = None
         self._spool = None
 

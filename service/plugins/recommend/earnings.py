@@ -159,7 +159,8 @@ class Earnings:
 
     def _end(self, name: str, window: float, task: asyncio.Task[Popularity]) -> None:
         del self._reading[name, window]
-        if not task.cancelled() and task.exception() is not None:  # whoever waits for it gets it too
+        # Callers that wait for the task get the error too.
+        if not task.cancelled() and task.exception() is not None:
             log.info("popular items of loop %r could not be read: %s", name, task.exception())
 
     async def _keep(self, name: str, window: float) -> Popularity:

@@ -113,7 +113,7 @@ class Similarity:
         compared, now = self._comparisons.get(name), monotonic()
         if compared is None or now >= compared.until or compared.items is not items or compared.n_rows != items.n_rows:
             made = _compared_by(loop, items, context, now + FRESH_SECONDS)
-            others = {key: each for key, each in self._comparisons.items() if now < each.until}  # few, and of late
+            others = {key: each for key, each in self._comparisons.items() if now < each.until}  # few and recent
             self._comparisons = {**others, name: made}
             return made
         return compared

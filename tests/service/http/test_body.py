@@ -106,11 +106,11 @@ def test_the_type_of_a_body_must_be_said():
 
 
 def test_of_a_header_that_comes_twice_the_last_counts_but_credentials_come_once():
-    assert read_headers([(b"host", b"a"), (b"authorization", b"b"), (b"host", b"c")]) == {
-        b"host": b"c",
+    assert read_headers([(b"accept", b"a"), (b"authorization", b"b"), (b"accept", b"c")]) == {
+        b"accept": b"c",
         b"authorization": b"b",
     }
-    for name in (b"authorization", b"ocp-apim-subscription-key"):
+    for name in (b"authorization", b"ocp-apim-subscription-key", b"host"):
         assert refused(lambda name=name: read_headers([(name, b"a"), (name, b"a")])) == (400, "repeated_header")
 
 

@@ -44,7 +44,7 @@ def test_erasures_that_wait_together_share_a_base_and_none_is_forgotten_before_i
             log_base = erasures.log_base
             monkeypatch.setattr(erasures, "log_base", lambda *what: (bases.append(1), log_base(*what)))
             await asyncio.gather(*(engine.erase_user("default", user) for user in users))
-            assert len(bases) <= 5  # one for each batch; the first may be of fewer
+            assert len(bases) < len(users)  # one for each batch of those that wait
             assert not [entry for entry in engine.logged() if entry.user in users]
             assert engine.digest() == rebuilt(tmp_path)
 

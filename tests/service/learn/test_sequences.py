@@ -185,7 +185,7 @@ def test_other_secrets_of_hash_tables_change_no_decision_snapshot_tag_or_documen
             recommender = Recommender(engine.context, engine.parts[0])
             page = await recommender.recommend("default", RecommendRequest(user="user-1", event_id="page", n=3))
             digest, document = engine.digest(), await engine.federated_model("default")
-            tag, shown = engine.model_tag("default"), msgspec.json.encode(page)
+            tag, shown = await engine.model_tag("default"), msgspec.json.encode(page)
             return digest, document, tag, shown, await engine.events()
 
     results = []

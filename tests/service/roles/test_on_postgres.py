@@ -143,6 +143,7 @@ async def test_a_database_restored_from_an_older_backup_is_refused_by_a_machine_
     assert "--accept-loss" in str(raised.value)
     (tmp_path / "other").mkdir()
     async with running(tmp_path / "other", **on_postgres) as other:  # which has no snapshot, and goes on
+        await other.settle()
         for k in range(6):
             await other.rank("default", request("user-3", k % 4, f"new {k}"))
         digest = other.digest()
