@@ -327,6 +327,9 @@ class Follower:
                 self.relearn(name)
             if name in self._beginning:
                 return True
+            if not entries:
+                # The last records before the head were removed, so the loop has all that there are.
+                self._complete_at.pop(name, None)
             work = self.taking_batch(name, entries)
         last = entries[-1].position if entries else position
         try:
