@@ -27,14 +27,17 @@ COMMANDS = [
 ]
 
 
-FORMS = (lambda x: (rows(x), rows(x)), lambda x: (rows(x),), lambda x: (arms(x[0], 2),))  # of actions
+# Shared and private features, where there are private ones.
+FORMS = (lambda x: (rows(x), rows(x)), lambda x: (rows(x), None), lambda x: (arms(x[0], 2), None))
 
 
 def decide_and_learn(policy):
     for form in FORMS:
         bandit = FederatedBandit(policy, local_learner="linear", seed=0)
         for features in np.random.default_rng(0).normal(size=(3, 2, 2)):
-            bandit.reward(bandit.decide("anna", *form(features)).id, 1.0)
+            shared, private = form(features)
+            decision = bandit.decide("anna", shared, private=private)
+            bandit.reward(decision, 1.0)
 
 
 def learn_alone():
