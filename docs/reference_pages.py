@@ -9,7 +9,7 @@ import re
 from importlib import import_module
 from inspect import getdoc, getmembers, isclass, isfunction, signature
 from pathlib import Path
-from textwrap import dedent
+from textwrap import dedent, wrap
 
 import typer
 from reference_tables import ERRORS, FEATURE_LIMITS, LIMITS, QUOTAS
@@ -74,17 +74,43 @@ def _route(method, path, route):
             replies += [f"{status}, `{kind}`: {_kind(media[kind].get('schema', {}))}" for kind in media] or [status]
     failures = [f"{', '.join(errors)}: [Error](#error)"] if errors else []
     points = "\n".join(f"- {point}" for point in [*parameters, *bodies, *replies, *failures])
-    return f"### {method.upper()} {path}\n\n{route['summary']}\n\n{points}"
+    parts = [f"### {method.upper()} {path}", route["summary"], route["description"], points, _examples(route)]
+    return "\n\n".join(part for part in parts if part)
+
+
+LONGEST_EXAMPLE = 700  # characters; `/docs` has longer ones too
+
+
+def _examples(route):
+    """Return the examples of bodies and replies."""
+    described = [("Body", route.get("requestBody", {}))]
+    described += [(f"Reply {status}", reply) for status, reply in sorted(route["responses"].items())]
+    blocks = []
+    for what, contents in described:
+        for content in contents.get("content", {}).values():
+            for name, example in content.get("examples", {}).items():
+                value = example["value"]
+                text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+                lines = [line for row in text.splitlines() for line in wrap(row, 100, break_long_words=False)]
+                if len(text) <= LONGEST_EXAMPLE:
+                    blocks.append("\n".join([f"{what}, {name[:1].lower()}{name[1:]}:", "", "```text", *lines, "```"]))
+    return "\n\n".join(blocks)
 
 
 def _type(name, schema):
     """Return a type with its fields."""
     text = schema.get("description", "").replace("``", "`").partition("\n\n")[0]
-    rows = [("field", "type", "default", "meaning")]
+    rows = [("field", "type", "default", "meaning", "example")]
     for field, kind in schema.get("properties", {}).items():
         default = "required" if field in schema.get("required", []) else f"`{json.dumps(kind.get('default'))}`"
-        rows.append((f"`{field}`", _kind(kind), default, kind.get("description", "")))
+        rows.append((f"`{field}`", _kind(kind), default, kind.get("description", ""), _example(kind)))
     return "\n\n".join(part for part in (f"### {name}", text, _table(*rows)) if part)
+
+
+def _example(schema):
+    """Return a short example of a field; its type has longer ones."""
+    text = json.dumps(schema.get("examples", [""])[0], ensure_ascii=False)
+    return f"`{text}`" if 2 < len(text) <= 40 and "|" not in text else ""
 
 
 def _kind(schema):

@@ -13,9 +13,12 @@ _STEP = re.compile(r"\.(\w+)|(\[[^\]]*\])")
 _UNKNOWN_FIELD = re.compile(r"unknown field `(.*)`")
 
 
-def about(text: str) -> Meta:
-    """Return the description of a field, for ``Annotated``; the API's description and the reference have it."""
-    return Meta(description=text)
+def about(text: str, *examples: Any) -> Meta:
+    """Return the description of a field, for ``Annotated``; the API's description and the reference have it.
+
+    Most fields have an example from the recorded ones of ``service.http.examples``; the others name it here.
+    """
+    return Meta(description=text, examples=list(examples) or None)
 
 
 def complaint(error: ValidationError, kind: Any) -> tuple[str, str]:

@@ -13,8 +13,11 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from functools import lru_cache
+from typing import Annotated
 
 import msgspec
+
+from service.hints import about
 
 LONGEST, DEEPEST, MOST_OUTCOMES = 500, 30, 20
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
@@ -29,10 +32,15 @@ Part = Callable[[Values], float]
 class Guardrail(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How far the mean of an outcome per event may move against the control group."""
 
-    outcome: str
-    rise: float | None = None  # an alarm once it surely rose by more
-    fall: float | None = None  # or fell by more
-    revert: bool = False  # then let the baseline decide for everybody
+    outcome: Annotated[str, about("Name of the outcome.")]
+    rise: Annotated[
+        float | None,
+        about("Raise an alarm once the outcome certainly rose by more than this; null if fall is set.", 0.1),
+    ] = None
+    fall: Annotated[
+        float | None, about("Raise an alarm once the outcome certainly fell by more than this; null if rise is set.")
+    ] = None
+    revert: Annotated[bool, about("After the alarm, let the baseline decide for everybody.")] = False
 
     def __post_init__(self) -> None:
         if (self.rise is None) == (self.fall is None) or not (self.rise or self.fall or 0.0) >= 0:

@@ -59,12 +59,27 @@ Combine = Literal["mean", "trimmed-mean", "median"]
 class Control(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A control group: users whose decisions a baseline makes. Any change of it begins a new experiment."""
 
-    share: float = 0.0  # of users, or of events without a user; 0 is no experiment
-    baseline: Literal["first", "uniform"] = "first"  # the caller's first action, or any with the same chance
-    experiment: str = "experiment 1"  # its name, which also decides who is in the group
-    learn: bool | None = None  # whether models learn from the group; None: unless the baseline is first
-    hold: str | None = None  # why the baseline decides for everybody, or None; set by an admin or a guardrail
-    by_loop: bool = False  # whether the group is drawn for this loop alone; set by the service
+    share: Annotated[
+        float, about("Share of the users in the control group, or of events without a user; 0 ends the experiment.")
+    ] = 0.0
+    baseline: Annotated[
+        Literal["first", "uniform"],
+        about("The rule of the control group: the caller's first action, or any action with equal probability."),
+    ] = "first"
+    experiment: Annotated[str, about("Name of the experiment, which also decides who is in the group.")] = (
+        "experiment 1"
+    )
+    learn: Annotated[
+        bool | None,
+        about(
+            "Whether models learn from the group; null: unless the baseline is first, whose actions are not drawn.",
+            True,
+        ),
+    ] = None
+    hold: Annotated[
+        str | None, about("Why the baseline decides for everybody at the moment; null if it does not.", "out of stock")
+    ] = None
+    by_loop: Annotated[bool, about("Whether the group is drawn for this loop alone; the service sets it.")] = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.share <= 0.95:
@@ -98,10 +113,17 @@ class Control(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class Defences(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Setting ``defences`` of a loop; None turns one off."""
 
-    max_norm: float | None = 2.0  # times the norm that three in four clients keep
-    client_share: float | None = 2.0  # times the mean client's uploads in a window
-    client_pull: float | None = 1.0  # times the mean client's pull in a window
-    combine: Combine = "mean"  # of gradients and deltas
+    max_norm: Annotated[
+        float | None,
+        about("Largest norm of an upload, as a multiple of the norm that three in four clients stay below."),
+    ] = 2.0
+    client_share: Annotated[
+        float | None, about("Most uploads of a client in a window, as a multiple of the mean client's.")
+    ] = 2.0
+    client_pull: Annotated[
+        float | None, about("Largest pull of a client in a window, as a multiple of the mean client's.")
+    ] = 1.0
+    combine: Annotated[Combine, about("How gradients and deltas of several clients are combined.")] = "mean"
 
     def __post_init__(self) -> None:
         for name in ("max_norm", "client_share", "client_pull"):
@@ -173,7 +195,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         ),
     ] = 0.025
     global_learner: Annotated[Learner, about("adagrad: learner of the shared model; fixed.")] = "fedres-adagrad"
-    hyperparameters: Annotated[dict[str, float | int | None], about("adagrad: of that learner; fixed.")] = {}
+    hyperparameters: Annotated[
+        dict[str, float | int | None], about("adagrad: of that learner; fixed.", {"n_clients": 20})
+    ] = {}
     bits: Annotated[int, about("adagrad: 2^bits shared weights; fixed.")] = 18
     timing: Annotated[
         Literal["on-arrival", "aligned"],
@@ -187,7 +211,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = Defences()
     retention: Annotated[
         float | None,
-        about("Seconds after which events are removed from the log, at least wait_time and an hour; null keeps them."),
+        about(
+            "Seconds after which events are removed from the log, at least wait_time and an hour; null keeps them.",
+            7_776_000,
+        ),
     ] = None
     annotations: Annotated[dict[str, str], about("Strings by name, for other tools.")] = {}
 

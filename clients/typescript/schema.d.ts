@@ -50,6 +50,7 @@ export interface Error {
   error: ErrorDetail;
 }
 
+/** An error. */
 export interface ErrorDetail {
   code: string;
   message: string;
@@ -117,6 +118,7 @@ export interface RankResult {
   explanations?: Explained[] | null;
 }
 
+/** An action with its score and its probability. */
 export interface Ranked {
   id: string;
   probability: number;
@@ -246,6 +248,7 @@ export interface Unmatched {
   rewards: UnmatchedReward[];
 }
 
+/** A reward that does not count, or not yet. */
 export interface UnmatchedReward {
   event_id: string;
   time: string;

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -13,6 +13,7 @@ from fedres.scoring.features import Named
 from fedres.scoring.flattening import FeatureError
 from service.admin.exporting import export_lines, time_or_none
 from service.errors import ApiError, invalid
+from service.hints import about
 from service.item_attributes import read_meaning
 from service.learn.join import UncountedReward
 from service.learn.loop_state import read_settings_body
@@ -45,11 +46,15 @@ MOST_ATTEMPTS = 50  # to change settings that others change at the same time
 
 
 class UnmatchedReward(msgspec.Struct):
-    event_id: str
-    time: str  # as in an export
-    value: float
-    id: str | None
-    status: str  # why it does not count
+    """A reward that does not count, or not yet."""
+
+    event_id: Annotated[str, about("Id of the event that the reward names.")]
+    time: Annotated[str, about("When the reward was stored, as ISO 8601.")]
+    value: Annotated[float, about("The reward.")]
+    id: Annotated[str | None, about("Id of the reward; null if it has none.")]
+    status: Annotated[
+        str, about("Why it does not count: late, unmatched, too many or early; an early one still waits for its event.")
+    ]
 
 
 class Admin:

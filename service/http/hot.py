@@ -75,28 +75,48 @@ _one_reward = msgspec.json.Decoder(EventReward)
 
 
 def hot_routes(ranker: Ranker, rewards: Rewards, limits: Limits) -> Routes:
-    """Return the routes of decisions and rewards."""
+    """Return the routes of decisions and rewards: those of one event, then those of many."""
     routes = Routes()
+    _event_routes(routes, ranker, limits)
+    _slot_routes(routes, ranker, limits)
+    _batch_routes(routes, ranker, rewards, limits)
+    return routes
 
+
+def _event_routes(routes: Routes, ranker: Ranker, limits: Limits) -> None:
     @routes.hot("POST", "/rank", RANK, "Choose an action.", body=RankRequest, reply=RankResult, limit="rank_bytes")
     async def rank(call: Call) -> Reply:
+        """Draw one of the actions of the request and store the decision.
+
+        The response is sent once the decision is on disk. A repeat with the same ``event_id`` returns the
+        same decision; a different request with that id gets 409.
+        """
         request: RankRequest = call.body
         if request.explain or len(request.actions) > limits.actions or len(request.exclude) > limits.actions:
             _check(request, limits, call)
         return Reply(200, _encode(await ranker.rank(call.loop, request)), JSON_HEADERS)
 
-    @routes.hot("POST", "/rank/batch", RANK, "Choose an action for each of many requests.", body=Batch, reply=Decisions)
-    async def rank_many(call: Call) -> Reply:
-        requests: list[RankRequest] = call.body.requests
-        at_most("requests", "too_many_requests_in_batch", len(requests), limits.batch)
-        for place, request in enumerate(requests):
-            _check(request, limits, call)
-            n_bytes = len(request.context) + sum(len(action.features) for action in request.actions)
-            at_most(f"bytes of features in requests[{place}]", "body_too_large", n_bytes, limits.rank_bytes)
-        results = await ranker.rank_many(call.loop, requests)
-        shown = [shaped(result) if isinstance(result, ApiError) else result for result in results]
-        return json_reply(_encode(Decisions(shown)))
+    @routes.hot("POST", "/events/{event_id}/reward", RANK, "Send the reward of an event.", body=Reward, status=204)
+    async def reward(call: Call) -> Reply:
+        """Store what an event earned: a value, or named outcomes if the loop has a formula over them.
 
+        Repeats count once. The response is sent once the reward is on disk.
+        """
+        sent: Reward = call.body
+        await ranker.reward(call.loop, call.parameters["event_id"], sent.value, sent.id, sent.outcomes)
+        return NO_CONTENT
+
+    @routes.hot("POST", "/events/{event_id}/activate", RANK, "Start the wait time of a deferred event.", status=204)
+    async def activate(call: Call) -> Reply:
+        """Start the wait for a reward of an event that was decided with ``defer``.
+
+        Send it when the user sees the action.
+        """
+        await ranker.activate(call.loop, call.parameters["event_id"])
+        return NO_CONTENT
+
+
+def _slot_routes(routes: Routes, ranker: Ranker, limits: Limits) -> None:
     @routes.hot(
         "POST",
         "/rank/slots",
@@ -107,6 +127,10 @@ def hot_routes(ranker: Ranker, rewards: Rewards, limits: Limits) -> Routes:
         limit="rank_bytes",
     )
     async def rank_slots(call: Call) -> Reply:
+        """Fill the slots of a page in order, without showing an action twice.
+
+        Each slot is an event of its own; the call is stored as a whole.
+        """
         request: SlotsRequest = call.body
         at_most("actions", "too_many_actions", len(request.actions), limits.actions)
         at_most("slots", "too_many_slots", len(request.slots), limits.slots)
@@ -118,11 +142,23 @@ def hot_routes(ranker: Ranker, rewards: Rewards, limits: Limits) -> Routes:
             at_most(f"slots[{place}].exclude", "too_many_excluded", len(slot.exclude), limits.actions)
         return json_reply(_encode(await ranker.rank_slots(call.loop, request)))
 
-    @routes.hot("POST", "/events/{event_id}/reward", RANK, "Send the reward of an event.", body=Reward, status=204)
-    async def reward(call: Call) -> Reply:
-        sent: Reward = call.body
-        await ranker.reward(call.loop, call.parameters["event_id"], sent.value, sent.id, sent.outcomes)
-        return NO_CONTENT
+
+def _batch_routes(routes: Routes, ranker: Ranker, rewards: Rewards, limits: Limits) -> None:
+    @routes.hot("POST", "/rank/batch", RANK, "Choose an action for each of many requests.", body=Batch, reply=Decisions)
+    async def rank_many(call: Call) -> Reply:
+        """Decide up to 100 rank requests in one call.
+
+        Each has a result of its own: a decision, or an error.
+        """
+        requests: list[RankRequest] = call.body.requests
+        at_most("requests", "too_many_requests_in_batch", len(requests), limits.batch)
+        for place, request in enumerate(requests):
+            _check(request, limits, call)
+            n_bytes = len(request.context) + sum(len(action.features) for action in request.actions)
+            at_most(f"bytes of features in requests[{place}]", "body_too_large", n_bytes, limits.rank_bytes)
+        results = await ranker.rank_many(call.loop, requests)
+        shown = [shaped(result) if isinstance(result, ApiError) else result for result in results]
+        return json_reply(_encode(Decisions(shown)))
 
     @routes.of_loop(
         "POST",
@@ -135,18 +171,15 @@ def hot_routes(ranker: Ranker, rewards: Rewards, limits: Limits) -> Routes:
         hot=True,
     )
     async def reward_many(call: Call) -> Reply:
+        """Store up to 500 rewards in one call, as JSON or as JSON lines.
+
+        Each has a result of its own: the id of its event, or an error.
+        """
         sent = _rewards_in(call)
         at_most("rewards", "too_many_rewards", len(sent), limits.rewards)
         results = await rewards.store(call.loop, sent)
         shown = [shaped(result) if isinstance(result, ApiError) else result for result in results]
         return json_reply(_encode(RewardResults(shown)))
-
-    @routes.hot("POST", "/events/{event_id}/activate", RANK, "Start the wait time of a deferred event.", status=204)
-    async def activate(call: Call) -> Reply:
-        await ranker.activate(call.loop, call.parameters["event_id"])
-        return NO_CONTENT
-
-    return routes
 
 
 def _rewards_in(call: Call) -> list[EventReward]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from inspect import cleandoc
 from typing import Any
 
 import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
+from service.http.examples import add_examples
 from service.http.replies import Error
 from service.http.request import Limits
 from service.http.routes import JSON, OPEN, Route
@@ -80,6 +82,7 @@ def document(app: FastAPI, routes: Sequence[Route], limits: Limits, root_path: s
             "subscription_key": {"type": "apiKey", "in": "header", "name": "Ocp-Apim-Subscription-Key"},
         },
     }
+    add_examples(openapi)
     return openapi
 
 
@@ -119,7 +122,13 @@ def _limit(schemas: Json, limits: Limits) -> None:
         if kind in schemas:  # else its plug-in is off
             schemas[kind]["properties"][name]["maxItems"] = most
     if "Update" in schemas:
-        schemas["Update"]["properties"]["body"] = {"type": "string", "format": "binary"}  # as msgpack has it
+        # Bodies of updates are msgpack, which has bytes: msgspec describes them as base64, as in JSON.
+        body = schemas["Update"]["properties"]["body"]
+        schemas["Update"]["properties"]["body"] = {
+            "description": body["description"],
+            "type": "string",
+            "format": "binary",
+        }
 
 
 def _content(kind: type | str, media_type: str) -> Json:
@@ -157,6 +166,7 @@ def _operation(route: Route, queries: Sequence[Json]) -> Json:
     operation: Json = {
         "tags": [tag_of(route.path)],
         "summary": route.summary,
+        "description": cleandoc(route.endpoint.__doc__ or "").replace("``", "`"),
         "operationId": "_".join([route.method.lower(), *(segment.strip("{}") for segment in segments)]),
         "security": [] if route.roles is OPEN else [{"key": []}],
         "responses": responses,

@@ -35,9 +35,11 @@ log = logging.getLogger("fedres.service")
 
 
 class ErrorDetail(msgspec.Struct):
-    code: str  # for programs
-    message: str  # for people: the argument, the rule and the value
-    target: str | None  # the wrong argument, header or path
+    """An error."""
+
+    code: Annotated[str, about("The kind of error, for programs; the reference of errors lists all of them.")]
+    message: Annotated[str, about("What is wrong, for people: the argument, the rule and the value.")]
+    target: Annotated[str | None, about("The field, header or object that is wrong; null if there is none.")]
 
 
 class Error(msgspec.Struct):

@@ -126,10 +126,10 @@ def joined_rows(rows: Sequence[Hashed]) -> tuple[Array, Array, Array]:
 class Strongest(Struct):
     """What a pair of features adds to a score; an empty name is none, and two of them are the constant."""
 
-    context: str
-    action: str
-    shared: float
-    personal: float
+    context: Annotated[str, about("Feature of the context; empty for none.")]
+    action: Annotated[str, about("Feature of the action; empty for none.")]
+    shared: Annotated[float, about("The part of the pair in the shared score.")]
+    personal: Annotated[float, about("The part of the pair in the personal score.")]
 
 
 class Explained(Struct, omit_defaults=True):

@@ -68,6 +68,8 @@ class PreparedRequest(Struct, frozen=True, gc=False):
 
 
 class Ranked(Struct, gc=False):
+    """An action with its score and its probability."""
+
     id: Annotated[str, about("Id of the action.")]
     probability: Annotated[float, about("Probability of the action; 0 if it was excluded.")]
     score: Annotated[float, about("Expected reward.")]

@@ -22,7 +22,9 @@ class EventReward(Struct, kw_only=True, forbid_unknown_fields=True, gc=False):
     event_id: Annotated[Id, about("Id of the event.")]
     value: Annotated[float | None, about("The reward, within the loop's reward_range.")] = None
     id: Annotated[Id | None, about("Rewards of an event with the same id count once.")] = None
-    outcomes: Annotated[dict[str, float] | None, about("Named outcomes, if the loop has a formula over them.")] = None
+    outcomes: Annotated[
+        dict[str, float] | None, about("Named outcomes, if the loop has a formula over them.", {"click": 1})
+    ] = None
     activate: Annotated[bool, about("Start the wait time of a deferred event; it may come without a reward.")] = False
 
 

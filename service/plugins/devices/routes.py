@@ -12,6 +12,7 @@ from fedres.event_ids import LONGEST_ID
 from fedres.scoring.federated import LAST_ROUND
 from service.admin.routes import MOST
 from service.errors import ApiError
+from service.hints import about
 from service.http.hot import at_most
 from service.http.replies import Reply, json_reply, json_response
 from service.http.request import Limits, decode_msgpack, loop_of, read_json
@@ -28,59 +29,76 @@ Loop = Annotated[str, Depends(loop_of)]
 class Residuals(Struct, forbid_unknown_fields=True):
     """Examples of one device; a repeated sequence number counts once."""
 
-    client: Id
-    residuals: Annotated[list[Residual], Meta(min_length=1)]
+    client: Annotated[Id, about("Id of the device.")]
+    residuals: Annotated[Annotated[list[Residual], Meta(min_length=1)], about("The examples, oldest first.")]
 
 
 class Updates(Struct, forbid_unknown_fields=True):
     """Updates of one device; an empty list registers it."""
 
-    client: Id
-    updates: list[Update]
+    client: Annotated[Id, about("Id of the device.")]
+    updates: Annotated[list[Update], about("The updates, oldest first; empty to register the device.")]
 
 
 class Scoring(Struct, forbid_unknown_fields=True):
     """Actions to score by the shared model alone; nothing is stored."""
 
-    actions: Annotated[list[Action], Meta(min_length=1)]
-    context: Features = field(default_factory=lambda: Raw(b"{}"))
+    actions: Annotated[Annotated[list[Action], Meta(min_length=1)], about("The actions to score.")]
+    context: Annotated[Features, about("The shared features of the situation.")] = field(
+        default_factory=lambda: Raw(b"{}")
+    )
 
 
 class Score(Struct):
-    id: str
-    score: float
+    """An action with the shared part of its score."""
+
+    id: Annotated[str, about("Id of the action.")]
+    score: Annotated[float, about("The shared part of its score.")]
 
 
 class Scores(Struct):
     """The shared part of each action's score, in the order of the request."""
 
-    version: int
-    scores: list[Score]
+    version: Annotated[int, about("Version of the shared model.")]
+    scores: Annotated[list[Score], about("The scores, in the order of the request.")]
 
 
 class Round(Struct):
     """How a loop learns; with a round who uploads after it, or with a client too whether it does."""
 
-    model: str
-    global_learner: str
-    hyperparameters: dict[str, float | None]
-    bits: int
-    timing: str
-    crosses: bool
-    personal: bool
-    policy: str
-    epsilon: float
-    floor: float
-    gamma: float
-    learning_rate: float
-    reward_range: Annotated[list[float], Meta(min_length=2, max_length=2)]
-    settings_version: int
-    version: int
-    n_learned: int
-    number: int | None
-    t: int | None
-    senders: list[int] | None
-    takes_part: bool | None
+    model: Annotated[str, about("Setting model of the loop.")]
+    global_learner: Annotated[str, about("Setting global_learner: the learner of the shared model.")]
+    hyperparameters: Annotated[
+        dict[str, float | None], about("Setting hyperparameters of that learner, with defaults.")
+    ]
+    bits: Annotated[int, about("Setting bits: the shared model has 2^bits weights.")]
+    timing: Annotated[str, about("Setting timing: on-arrival or aligned.")]
+    crosses: Annotated[bool, about("Setting crosses: whether pairs of features have weights.")]
+    personal: Annotated[bool, about("Setting personal: whether devices have a model of their own.")]
+    policy: Annotated[str, about("Setting policy: how scores become probabilities.")]
+    epsilon: Annotated[float, about("Setting epsilon of epsilon-greedy.")]
+    floor: Annotated[float, about("Setting floor of optimistic-squarecb.")]
+    gamma: Annotated[float, about("γ of the SquareCB policies, with the default if the setting is null.")]
+    learning_rate: Annotated[float, about("Setting learning_rate of the models.")]
+    reward_range: Annotated[
+        Annotated[list[float], Meta(min_length=2, max_length=2)],
+        about("Setting reward_range: smallest and largest reward."),
+    ]
+    settings_version: Annotated[int, about("Position of the settings in the loop's log.")]
+    version: Annotated[int, about("Version of the published shared model.")]
+    n_learned: Annotated[int, about("Uploads that the shared model has learned.")]
+    number: Annotated[int | None, about("Number of the client in the loop, from 0; null without a client or a number.")]
+    t: Annotated[int | None, about("The round of the request; null without one.")]
+    senders: Annotated[
+        list[int] | None,
+        about(
+            "Numbers of the devices that upload after the round; null with a client, without a round, or for residuals."
+        ),
+    ]
+    takes_part: Annotated[
+        bool | None,
+        about("Whether the client uploads after the round; true for residuals, else null without client and round."),
+    ]
 
 
 _updates = msgspec.msgpack.Decoder(Updates)
@@ -99,6 +117,11 @@ def _upload_routes(routes: Routes, devices: Devices, limits: Limits) -> None:
         "POST", "/federated/residuals", DEVICE, "Upload residuals of a device.", body=Residuals, reply=ResidualsStored
     )
     async def residuals(call: Call) -> Reply:
+        """Store examples of a device for the shared model: shared features, the local prediction and the
+        reward.
+
+        Private features stay on the device.
+        """
         sent: Residuals = call.body
         check_client(call.client, sent.client)
         at_most("residuals", "too_many_residuals", len(sent.residuals), limits.residuals)
@@ -114,6 +137,10 @@ def _upload_routes(routes: Routes, devices: Devices, limits: Limits) -> None:
         reply=UpdatesStored,
     )
     async def post_updates(loop: Loop, request: Request) -> Response:
+        """Store gradients or deltas of a device, for loops whose learner is dense.
+
+        The body is msgpack. An empty list registers the device.
+        """
         sent = decode_msgpack(_updates, await request.body())
         check_client(request.scope[CLIENT], sent.client)
         at_most("updates", "too_many_updates", len(sent.updates), limits.updates)
@@ -132,6 +159,11 @@ def _model_routes(routes: Routes, devices: Devices, limits: Limits) -> None:
     async def get_model(
         loop: Loop, request: Request, since: Annotated[int | None, Query(ge=0, le=MOST)] = None
     ) -> Response:
+        """Download the shared model as safetensors.
+
+        With ``since``, only weights that changed after that version; with ``If-None-Match``, 304 if the model
+        is the same.
+        """
         known = request.headers.getlist("if-none-match")
         tag = f'"{await devices.model_tag(loop)}"' if known else ""
         if known and names(known, tag):
@@ -143,6 +175,10 @@ def _model_routes(routes: Routes, devices: Devices, limits: Limits) -> None:
         "POST", "/federated/scores", DEVICE, "Score actions by the shared model.", body=Scoring, reply=Scores
     )
     async def post_scores(loop: Loop, request: Request) -> Response:
+        """Return the shared part of each action's score, for devices that do not download the model.
+
+        Nothing is stored.
+        """
         sent = await read_json(request, Scoring)
         at_most("actions", "too_many_actions", len(sent.actions), limits.actions)
         version, scores = devices.global_scores(loop, sent.context, sent.actions)
@@ -164,6 +200,9 @@ def _model_routes(routes: Routes, devices: Devices, limits: Limits) -> None:
         t: Annotated[int | None, Query(ge=1, le=LAST_ROUND)] = None,
         model: Model = DEVICE_MODEL,
     ) -> Response:
+        """Return what a device needs to learn with the loop: settings, versions, and with ``client`` and
+        ``t`` whether it uploads after that round.
+        """
         if client is not None:
             check_client(request.scope[CLIENT], client)
         return json_response(devices.round(loop, client, t, model))

@@ -17,6 +17,7 @@ from fedres.scoring.federated import LAST_ROUND, Hyperparameter, NotChosenError,
 from fedres.scoring.flattening import FeatureError
 from fedres.scoring.model import score
 from service.errors import ApiError, invalid
+from service.hints import about
 from service.log.records import (
     RESIDUAL,
     UPDATE,
@@ -53,40 +54,53 @@ Version = Annotated[int, Meta(ge=0, le=LAST)]
 class Residual(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     """An example of a device, less what is private: the shared features, the local prediction and the label."""
 
-    seq: Count  # the device's number for it, by which a repeat is recognized
-    version: Version  # of the shared model it was made with
-    context: Features
-    action: Action
-    local: float
-    label: float
-    global_: float | None = msgspec.field(default=None, name="global")  # needed where timing is aligned
-    variance: float | None = None  # of its own part; needed, as the slopes are, where the model is residual-kalman
-    slopes: list[float] | None = None
+    seq: Annotated[
+        Count, about("Number that the device gives this example; a repeat with the same number counts once.")
+    ]
+    version: Annotated[Version, about("Version of the shared model that the example was made with.")]
+    context: Annotated[Features, about("The shared features of the situation; private features stay on the device.")]
+    action: Annotated[Action, about("The chosen action.")]
+    local: Annotated[float, about("Prediction of the device's own model.")]
+    label: Annotated[float, about("The reward.")]
+    global_: Annotated[
+        float | None, about("Prediction of the shared model; required if the loop's timing is aligned.")
+    ] = msgspec.field(default=None, name="global")
+    variance: Annotated[
+        float | None, about("Variance of the local prediction; required by the model residual-kalman.")
+    ] = None
+    slopes: Annotated[
+        list[float] | None,
+        about(
+            "Slopes of the local prediction by part of the action; required by the model residual-kalman, may be empty."
+        ),
+    ] = None
 
 
 class Update(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     """What a device uploads after round ``t``: a gradient or a delta of the shared weights."""
 
-    seq: Count
-    t: RoundNumber  # counted by the device from 1
-    version: Version
-    kind: Id
-    body: bytes
+    seq: Annotated[Count, about("Number that the device gives this update; a repeat with the same number counts once.")]
+    t: Annotated[RoundNumber, about("Round of the device after which the update was made, from 1.")]
+    version: Annotated[Version, about("Version of the shared model that the update was made with.")]
+    kind: Annotated[Id, about("Form of the body, which depends on the learner, such as gradient or delta.")]
+    body: Annotated[bytes, about("The numbers, as bytes.")]
 
 
 class ResidualsStored(msgspec.Struct):
     """Positions of the residuals in the log, and the published version."""
 
-    positions: list[int]  # a repeat has that of the first
-    version: int  # includes uploads up to this position
+    positions: Annotated[list[int], about("Position of each residual in the log; a repeat has that of the first.")]
+    version: Annotated[int, about("Version of the published model, which includes uploads up to this position.")]
 
 
 class UpdatesStored(msgspec.Struct):
     """Positions of the updates in the log, the published version, and the device's number in the loop."""
 
-    positions: list[int]
-    version: int
-    number: int | None
+    positions: Annotated[list[int], about("Position of each update in the log; a repeat has that of the first.")]
+    version: Annotated[int, about("Version of the published model, which includes uploads up to this position.")]
+    number: Annotated[
+        int | None, about("Number of the device in the loop, from 0; null if the learner does not number devices.")
+    ]
 
 
 def residual_records(loop: Loop, client: str, residuals: Sequence[Residual], preparer: Preparer) -> Iterator[Record]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from heapq import nsmallest
 from time import monotonic, time
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 import numpy as np
@@ -20,6 +20,7 @@ from fedres.decisions.kalman_rows import Rows
 from fedres.decisions.kalman_state import Shared
 from fedres.scoring.features import Hashed
 from service.errors import ApiError
+from service.hints import about
 from service.models.published import Loop
 from service.plugins.recommend.drawing import empty_context
 from service.plugins.recommend.earnings import FRESH_SECONDS, WINDOWS, best_rows
@@ -34,16 +35,16 @@ LONGEST_WINDOW = WINDOWS[-1]
 class PopularItem(msgspec.Struct):
     """An item and what it earned."""
 
-    id: str
-    score: float  # the mean reward of its events, and of the prior's
-    events: int  # finished ones with a reward, in the window
+    id: Annotated[str, about("Id of the item.")]
+    score: Annotated[float, about("Mean reward of its events, shrunk to the mean of all items while it has few.")]
+    events: Annotated[int, about("Events with a reward in the window.")]
 
 
 class Popular(msgspec.Struct):
     """Items of the catalogue that may be shown, the best one first."""
 
-    items: list[PopularItem]
-    events: int  # of all actions, in the window
+    items: Annotated[list[PopularItem], about("The items, the highest score first.")]
+    events: Annotated[int, about("Events with a reward of all items in the window.")]
 
 
 async def popular(recommender: Recommender, name: str, n: int, seconds: float) -> Popular:
@@ -63,16 +64,18 @@ async def popular(recommender: Recommender, name: str, n: int, seconds: float) -
 class SimilarItem(msgspec.Struct):
     """An item and how similar it is."""
 
-    id: str
-    score: float  # from 0 to 1
+    id: Annotated[str, about("Id of the item.")]
+    score: Annotated[float, about("Similarity, from 0 to 1.")]
 
 
 class Similar(msgspec.Struct):
     """Items of the catalogue that may be shown, the most similar one first."""
 
-    id: str  # of the item they are like
-    items: list[SimilarItem]
-    by: str  # model, where that has learned something; else features; else popularity
+    id: Annotated[str, about("Id of the item that the others are compared with.")]
+    items: Annotated[list[SimilarItem], about("The items, the most similar one first.")]
+    by: Annotated[
+        str, about("What the comparison uses: the model once it has learned something; else features; else popularity.")
+    ]
 
 
 class ItemComparison(NamedTuple):

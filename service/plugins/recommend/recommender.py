@@ -22,6 +22,7 @@ from fedres.event_ids import new_event_id
 from fedres.scoring.features import Hashed, Named
 from fedres.scoring.flattening import FeatureError
 from service.errors import ApiError, invalid
+from service.hints import about
 from service.log.protocol import Duplicate, Log
 from service.log.records import (
     EMPTY,
@@ -65,35 +66,50 @@ Seconds = Annotated[float, Meta(gt=0, le=LONGEST_SEEN)]
 class RecommendRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     """A request for the best items of the catalogue, for a user in a context."""
 
-    n: Annotated[int, Meta(ge=1, le=MOST_PLACES)] = 10
-    user: Id | None = None
-    context: Features = field(default_factory=lambda: Raw(b"{}"))
-    filter: dict[str, Any] = field(default_factory=dict)
-    exclude: list[Id] = field(default_factory=list)
-    exclude_seen: bool | Seconds = False  # what the user was shown, ever or within so many seconds
-    event_id: Annotated[str, Meta(min_length=1, max_length=LONGEST_CALL_ID)] | None = None
-    defer: bool = False
-    explain: bool = False
+    n: Annotated[Annotated[int, Meta(ge=1, le=MOST_PLACES)], about("Number of items to show.")] = 10
+    user: Annotated[
+        Id | None, about("Id of the user: selects the personal model. Without it, only the shared model decides.")
+    ] = None
+    context: Annotated[Features, about("Features of the situation, known before the decision.")] = field(
+        default_factory=lambda: Raw(b"{}")
+    )
+    filter: Annotated[
+        dict[str, Any],
+        about("Conditions on attributes, by name; an item must meet all of them."),
+    ] = field(default_factory=dict)
+    exclude: Annotated[list[Id], about("Ids of items that must not be shown.")] = field(default_factory=list)
+    exclude_seen: Annotated[
+        bool | Seconds,
+        about("Leave out the items that the user has been shown: ever (true), or within this many seconds."),
+    ] = False
+    event_id: Annotated[
+        Annotated[str, Meta(min_length=1, max_length=LONGEST_CALL_ID)] | None,
+        about("Id of this page, generated if missing; each place is an event with this id, a ~ and its number."),
+    ] = None
+    defer: Annotated[bool, about("Do not start the wait for rewards until the events are activated.")] = False
+    explain: Annotated[bool, about("Add explanations of the scores to the response.")] = False
 
 
 class RecommendedItem(Struct, omit_defaults=True):
     """An item in its place; its reward goes to ``event_id``."""
 
-    id: str
-    event_id: str
-    score: float  # the reward that is expected of it
-    probability: float  # of this item in this place, conditional on the previous ones
-    arm: str | None = None  # control, treatment or held, where the loop has a control group
+    id: Annotated[str, about("Id of the item.")]
+    event_id: Annotated[str, about("Id to send the reward of this place to.")]
+    score: Annotated[float, about("Expected reward.")]
+    probability: Annotated[float, about("Probability of this item in this place, given the places before.")]
+    arm: Annotated[str | None, about("control, treatment or held, if the loop has a control group.", "treatment")] = (
+        None
+    )
 
 
 class RecommendResult(Struct, omit_defaults=True):
     """The items of a page, in the order of their places."""
 
-    event_id: str
-    items: list[RecommendedItem]
-    candidates: int  # items that filter, exclusions and availability left
-    model_version: int
-    explanations: list[Explained] | None = None
+    event_id: Annotated[str, about("Id of the page.")]
+    items: Annotated[list[RecommendedItem], about("The items, in the order of their places.")]
+    candidates: Annotated[int, about("Items that filter, exclusions and availability left to choose from.")]
+    model_version: Annotated[int, about("Position in the loop's log up to which the models had learned.")]
+    explanations: Annotated[list[Explained] | None, about("With explain: the parts of each item's score.")] = None
 
 
 class Recommender:

@@ -33,6 +33,10 @@ def recommend_routes(recommender: Recommender, similarity: Similarity, feedback:
         limit="rank_bytes",
     )
     async def recommend(call: Call) -> Reply:
+        """Draw a page of items from the whole catalogue, best first.
+
+        Each place is an event of its own, with an id for its reward.
+        """
         request: RecommendRequest = call.body
         if request.explain:
             check_may_explain(call)
@@ -48,16 +52,28 @@ def recommend_routes(recommender: Recommender, similarity: Similarity, feedback:
         reply=FeedbackStored,
     )
     async def send_feedback(call: Call) -> Reply:
+        """Store rewards of actions that something else chose.
+
+        Models learn them, but estimates of the policy exclude them.
+        """
         sent: FeedbackRequest = call.body
         at_most("events", "too_many_events", len(sent.events), limits.feedback)
         return json_reply(encode(await feedback.store(call.loop, sent.events)))
 
+    _list_routes(routes, recommender, similarity)
+    return routes
+
+
+def _list_routes(routes: Routes, recommender: Recommender, similarity: Similarity) -> None:
     @routes.of_loop("GET", "/popular", RANK, "List the items that earned most.", reply=Popular, query=("n", "seconds"))
     async def get_popular(
         loop: Loop,
         n: Annotated[int, Query(ge=1, le=MOST_PLACES)] = 10,
         seconds: Annotated[float, Query(gt=0, le=LONGEST_WINDOW)] = WINDOW,
     ) -> Response:
+        """List the items of the catalogue with the highest mean reward in a window of time, for all users
+        alike.
+        """
         return json_response(await popular(recommender, loop, n, seconds))
 
     @routes.of_loop(
@@ -66,6 +82,5 @@ def recommend_routes(recommender: Recommender, similarity: Similarity, feedback:
     async def get_similar(
         loop: Loop, request: Request, n: Annotated[int, Query(ge=1, le=MOST_PLACES)] = 10
     ) -> Response:
+        """List items of the catalogue by their similarity to one of them. Nothing is stored."""
         return json_response(await similarity.similar(loop, str(request.scope[PARAMETERS]["item"]), n))
-
-    return routes

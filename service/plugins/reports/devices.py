@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
+from service.hints import about
 from service.log.records import RESIDUAL, UPDATE, Entry, decode_update, read_residual
 from service.times import DAY, HOUR, iso_time
 
@@ -13,26 +16,36 @@ MOST_LISTED = 100
 class SeenDevice(msgspec.Struct):
     """A device that uploaded something, or joined."""
 
-    client: str
-    last: str  # time of its newest upload
-    uploads: int
-    lag: int | None  # records logged between the model of its newest upload and that upload; null if it only joined
+    client: Annotated[str, about("Id of the device.")]
+    last: Annotated[str, about("Time of its newest upload, as ISO 8601.")]
+    uploads: Annotated[int, about("Number of its uploads.")]
+    lag: Annotated[
+        int | None,
+        about(
+            "Records that were logged between the model of its newest upload and that upload; null if it only joined."
+        ),
+    ]
 
 
 class DeviceList(msgspec.Struct):
     """The devices that uploaded last, newest first."""
 
-    devices: list[SeenDevice]
+    devices: Annotated[list[SeenDevice], about("The devices, the newest upload first; at most 100.")]
 
 
 class DeviceSummary(msgspec.Struct):
     """All devices of a loop, up to the last record of its log."""
 
-    devices: int
-    last_hour: int  # that uploaded in the hour before the last record
-    last_day: int
-    uploads: int
-    median_lag: int | None  # over devices: records between the model of the newest upload and that upload
+    devices: Annotated[int, about("Devices that uploaded something or joined.")]
+    last_hour: Annotated[int, about("Devices that uploaded in the hour before the last record.")]
+    last_day: Annotated[int, about("Devices that uploaded in the day before the last record.")]
+    uploads: Annotated[int, about("Uploads of all devices.")]
+    median_lag: Annotated[
+        int | None,
+        about(
+            "Median over devices: records between the model of the newest upload and that upload; null if unavailable."
+        ),
+    ]
 
 
 class DeviceLog:

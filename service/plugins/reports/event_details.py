@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from service.admin.exporting import Exporter, time_of
 from service.errors import ApiError
+from service.hints import about
 from service.log.protocol import Log
 from service.log.records import RANK, REWARD, Entry, decode_rank, decode_reward
 from service.models.protocol import Explained
@@ -23,27 +24,30 @@ EXPLAINED_PAIRS = 2_000  # of features, for each event
 class EventRecord(msgspec.Struct, omit_defaults=True):
     """A record about an event."""
 
-    time: str
-    kind: str  # rank, reward or activate
-    value: float | None = None  # of a reward
-    id: str | None = None  # of a reward
-    outcome: str | None = None  # its name
+    time: Annotated[str, about("When it was stored, as ISO 8601.")]
+    kind: Annotated[str, about("rank, reward or activate.")]
+    value: Annotated[float | None, about("The value, for a reward.")] = None
+    id: Annotated[str | None, about("Id of the reward, if it has one.")] = None
+    outcome: Annotated[str | None, about("Name of the outcome, if the reward is one.")] = None
 
 
 class EventDetails(msgspec.Struct):
     """An event as it is exported, how the actions were ranked then, what was logged, and how they score now."""
 
-    event: dict[str, Any]
-    ranking: list[Ranked]
-    records: list[EventRecord]
-    explanations: list[Explained]  # by the current models; empty with too many features
+    event: Annotated[dict[str, Any], about("The event as an export has it.")]
+    ranking: Annotated[list[Ranked], about("All actions as they were ranked then, best score first.")]
+    records: Annotated[list[EventRecord], about("The records about the event, oldest first.")]
+    explanations: Annotated[
+        list[Explained],
+        about("The parts of each action's score by the current models; empty if the event has too many features."),
+    ]
 
 
 class UserDecisions(msgspec.Struct):
     """A user's newest decisions, the newest first."""
 
-    user: str
-    decisions: list[EventDetails]
+    user: Annotated[str, about("Id of the user.")]
+    decisions: Annotated[list[EventDetails], about("The decisions, the newest first; at most 20.")]
 
 
 async def event_details(context: RankerContext, loop: str, events: list[str]) -> list[EventDetails]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Mapping
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
 from bandits.evaluation.importance import ACTION, flat_names, names_in, scored_columns
+from service.hints import about
 
 SAMPLED = 2_000  # newest finished events to analyze
 EVERY = 10  # of earlier events, one in so many is kept, to detect features that are gone
@@ -21,12 +22,19 @@ MOST_FEATURES = 100
 class Feature(msgspec.Struct):
     """A feature in the newest events."""
 
-    kind: str  # of the context, or of the action that was taken
-    name: str
-    importance: float  # share of the rewards' variance it explains, relative to the strongest feature
-    coverage: float  # share of events that have it
-    values: int  # different ones
-    note: str  # constant, gone (it was in earlier events), never taken (only in the catalogue), or empty
+    kind: Annotated[str, about("Whether it is a feature of the context, or of the action that was taken.")]
+    name: Annotated[str, about("Name of the feature.")]
+    importance: Annotated[
+        float, about("Share of the rewards' variance that it explains, relative to the strongest feature.")
+    ]
+    coverage: Annotated[float, about("Share of the events that have it.")]
+    values: Annotated[int, about("Number of different values.")]
+    note: Annotated[
+        str,
+        about(
+            "constant, gone (only earlier events had it), never taken (only in the catalogue), or empty.", "constant"
+        ),
+    ]
 
 
 class FeatureSample(NamedTuple):

@@ -6,12 +6,14 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Annotated
 
 import msgspec
 import numpy as np
 
 from bandits.evaluation.intervals import Interval
 from bandits.evaluation.lift import Arm, Lift, lift, sample_ratio_is_wrong
+from service.hints import about
 from service.settings import Control
 from service.times import iso_time
 
@@ -19,45 +21,59 @@ from service.times import iso_time
 class Bounds(msgspec.Struct):
     """An estimate with its 95% interval."""
 
-    value: float
-    low: float
-    high: float
+    value: Annotated[float, about("The estimate.")]
+    low: Annotated[float, about("Lower end of the 95% interval.")]
+    high: Annotated[float, about("Upper end of the 95% interval.")]
 
 
 class ArmReport(msgspec.Struct):
-    users: int
-    events: int  # with a final reward, the default included
-    reward: float | None  # mean per event
+    """The users of an arm of the experiment, and their rewards."""
+
+    users: Annotated[int, about("Users in the arm.")]
+    events: Annotated[int, about("Events with a final reward, the default reward included.")]
+    reward: Annotated[float | None, about("Mean reward per event; null without events.")]
 
 
 class OutcomeLift(msgspec.Struct):
-    """The same for a named outcome: its sum per event."""
+    """Treatment against control for a named outcome, by its sum per event."""
 
-    outcome: str
-    control: float | None
-    treatment: float | None
-    absolute: Bounds | None  # treatment − control; null below 20 users in each arm or 20 events with the outcome
-    relative: Bounds | None
+    outcome: Annotated[str, about("Name of the outcome.")]
+    control: Annotated[float | None, about("Mean per event in the control group; null without events.")]
+    treatment: Annotated[float | None, about("Mean per event in the treatment; null without events.")]
+    absolute: Annotated[
+        Bounds | None, about("Treatment − control; null below 20 users in each arm or 20 events with the outcome.")
+    ]
+    relative: Annotated[Bounds | None, about("The difference as a share of control; null if unknown.")]
 
 
 class LiftReport(msgspec.Struct):
     """Treatment against control, since the experiment began."""
 
-    experiment: str
-    began: str
-    share: float
-    baseline: str
-    control: ArmReport
-    treatment: ArmReport
-    absolute: Bounds | None  # treatment − control; null without enough data
-    relative: Bounds | None  # as a share of control
-    sentence: str  # the same in words
-    missing: str | None  # the data that are missing
-    sample_ratio_is_wrong: bool  # users were not split as the share says: distrust all of this
-    variance_left: float  # share of the variance that users' earlier rewards do not explain
-    more_users: int | None  # until the absolute interval is half as wide
-    outcomes: list[OutcomeLift]
-    events_since: str | None = None  # older events were removed from the log; null if none were
+    experiment: Annotated[str, about("Name of the experiment.")]
+    began: Annotated[str, about("When it began, as ISO 8601.")]
+    share: Annotated[float, about("Share of the users in the control group.")]
+    baseline: Annotated[str, about("The rule of the control group: first or uniform.")]
+    control: Annotated[ArmReport, about("The control group.")]
+    treatment: Annotated[ArmReport, about("All other users.")]
+    absolute: Annotated[Bounds | None, about("Treatment − control, per event; null without enough data.")]
+    relative: Annotated[Bounds | None, about("The difference as a share of control; null without enough data.")]
+    sentence: Annotated[str, about("The result in words.")]
+    missing: Annotated[
+        str | None,
+        about("The data that a result still needs; null if there is a result.", "control has 17 users, and needs 20"),
+    ]
+    sample_ratio_is_wrong: Annotated[
+        bool, about("Whether users were not split as the share requires; then no figure here can be trusted.")
+    ]
+    variance_left: Annotated[float, about("Share of the variance that users' earlier rewards do not explain.")]
+    more_users: Annotated[
+        int | None, about("Additional users needed to halve the absolute interval; null without a result.")
+    ]
+    outcomes: Annotated[list[OutcomeLift], about("The same for each named outcome.")]
+    events_since: Annotated[
+        str | None,
+        about("Time from which on the log still has events; null if none were removed.", "2026-11-01T00:00:00+00:00"),
+    ] = None
 
 
 class UserSums:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Hashable
+from typing import Annotated
 
 import msgspec
 
 from service.errors import ApiError
+from service.hints import about
 from service.rank.decide import prepare
 from service.rank.explaining import personal_model, scored_request
 from service.rank.ranker import RankerContext
@@ -30,11 +32,17 @@ class TakenAction(msgspec.Struct):
 class Personalization(msgspec.Struct):
     """How personal the newest decisions of different users are, by the current models."""
 
-    users_with_model: int  # of the loop
-    looked_at: int  # decisions, of different users
-    with_model: int  # users among these who have a model
-    share: float | None  # Σ |personal part| / Σ (|shared part| + |personal part|) of the scores of actions taken
-    trust: float | None  # share of the personal part's variance that users' own data took away; null with ``adagrad``
+    users_with_model: Annotated[int, about("Users of the loop with a personal model.")]
+    looked_at: Annotated[int, about("Decisions that the figures are about: the newest one of each of up to 100 users.")]
+    with_model: Annotated[int, about("Users among these who have a personal model.")]
+    share: Annotated[
+        float | None,
+        about("Share of the personal parts in the scores of the actions taken, from 0 to 1; null without decisions."),
+    ]
+    trust: Annotated[
+        float | None,
+        about("Share of the personal variance that users' own data removed, from 0 to 1; null with the model adagrad."),
+    ]
 
 
 async def personalization(context: RankerContext, name: str, decisions: list[TakenAction]) -> Personalization:

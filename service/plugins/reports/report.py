@@ -6,6 +6,7 @@ from array import array
 from collections import Counter
 from collections.abc import Sequence
 from statistics import fmean
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -15,6 +16,7 @@ from bandits.evaluation.over_time import MeanSeries, mean_change
 from bandits.evaluation.policies import Policy
 from bandits.evaluation.table import number_users
 from fedres.checks import Array
+from service.hints import about
 from service.log.records import ActionsBody
 from service.plugins.reports.devices import DeviceSummary
 from service.plugins.reports.features import Feature
@@ -70,116 +72,153 @@ class FinishedDecision(msgspec.Struct, gc=False):
 class PolicyValue(msgspec.Struct):
     """What a policy would have earned on the logged decisions of the loop's own policy, per event."""
 
-    policy: str  # logged, first, uniform or likeliest: always the likeliest action of the logged policy
-    reward: Bounds | None  # null where no logged decision says anything about the policy
-    difference: Bounds | None  # to the logged policy, event by event; null for itself too
-    ess: float  # effective sample size
-    warning: str  # empty where nothing is wrong
+    policy: Annotated[
+        str, about("logged, first, uniform or likeliest (always the likeliest action of the logged policy).")
+    ]
+    reward: Annotated[
+        Bounds | None, about("Estimated reward per event; null if no logged decision has evidence about the policy.")
+    ]
+    difference: Annotated[
+        Bounds | None, about("Estimated difference to the logged policy, event by event; null for the logged policy.")
+    ]
+    ess: Annotated[float, about("Effective sample size: the number of events that the estimate is worth.")]
+    warning: Annotated[str, about("Why the estimate may be wrong; empty if nothing is.")]
 
 
 class RewardSeries(msgspec.Struct):
     """Mean rewards by time, with 95% bands for each point alone; null where there is no event."""
 
-    events: list[int]
-    reward: list[float | None]
-    low: list[float | None]
-    high: list[float | None]
+    events: Annotated[list[int], about("Events in each span of time.")]
+    reward: Annotated[list[float | None], about("Mean reward in each span; null without events.")]
+    low: Annotated[list[float | None], about("Lower end of the 95% interval of each mean.")]
+    high: Annotated[list[float | None], about("Upper end of the 95% interval of each mean.")]
 
 
 class Traffic(msgspec.Struct):
     """Which actions the policy took, by time."""
 
-    actions: list[str | None]  # the most frequent ones; null is all others
-    events: list[list[int]]  # of each action
-    evenness: list[float | None]  # entropy of the actions taken, as a share of what it can be
+    actions: Annotated[list[str | None], about("Ids of the most frequent actions; null stands for all others.")]
+    events: Annotated[list[list[int]], about("For each action, its events in each span of time.")]
+    evenness: Annotated[
+        list[float | None], about("Entropy of the actions taken in each span, as a share of the largest possible.")
+    ]
 
 
 class Funnel(msgspec.Struct):
     """Counts of decisions and rewards since the loop was created."""
 
-    ranked: int = 0
-    activated: int = 0  # deferred decisions count once they are activated
-    rewarded: int = 0
-    expired: int = 0  # without a reward
-    waiting: int = 0
-    late: int = 0  # rewards
-    unmatched: int = 0  # rewards
+    ranked: Annotated[int, about("Decisions.")] = 0
+    activated: Annotated[
+        int, about("Decisions whose wait for a reward began; deferred ones count once they are activated.")
+    ] = 0
+    rewarded: Annotated[int, about("Events with a reward.")] = 0
+    expired: Annotated[int, about("Events whose wait time ended without a reward.")] = 0
+    waiting: Annotated[int, about("Events that still wait for a reward.")] = 0
+    late: Annotated[int, about("Rewards that came after the wait time.")] = 0
+    unmatched: Annotated[int, about("Rewards whose event id is unknown.")] = 0
 
 
 class Delays(msgspec.Struct):
     """How long rewards took; the last count is of all that took longer."""
 
-    up_to_seconds: tuple[float, ...]
-    events: list[int]
+    up_to_seconds: Annotated[
+        tuple[float, ...], about("Upper limits of the delays that are counted together, in seconds.")
+    ]
+    events: Annotated[list[int], about("Rewards up to each limit; a last count is of all that took longer.")]
 
 
 class Change(msgspec.Struct):
     """A mean per event: earlier and recent."""
 
-    earlier: float
-    recent: float
-    difference: Bounds  # recent − earlier, ± 4 standard errors: wide, as it is looked at often
+    earlier: Annotated[float, about("Mean of the earlier events.")]
+    recent: Annotated[float, about("Mean of the recent events.")]
+    difference: Annotated[Bounds, about("Recent − earlier ± 4 standard errors; it is wide because it is read often.")]
 
 
 class Drift(msgspec.Struct):
     """The newest fifth of the policy's finished events against those before."""
 
-    earlier_events: int
-    recent_events: int
-    recent_since: float  # seconds since 1970
-    reward: Change
-    bias: Change  # reward less what was predicted for the action: near 0 while the model is right
-    squared_error: Change  # of the prediction; it also changes with which actions are taken
-    is_drifting: bool  # recent predictions are biased, more than before
+    earlier_events: Annotated[int, about("Number of earlier events.")]
+    recent_events: Annotated[int, about("Number of recent events.")]
+    recent_since: Annotated[float, about("Time of the first recent event, in seconds since 1970.")]
+    reward: Annotated[Change, about("The reward.")]
+    bias: Annotated[Change, about("The reward minus its prediction; near 0 while the model is right.")]
+    squared_error: Annotated[
+        Change, about("The squared error of the prediction, which also depends on the actions taken.")
+    ]
+    is_drifting: Annotated[bool, about("Whether recent predictions are biased, and more than earlier ones.")]
 
 
 class PlaceReward(msgspec.Struct):
     """What a place of pages earned, per event."""
 
-    place: int
-    events: int
-    reward: float
+    place: Annotated[int, about("Number of the place, from 1.")]
+    events: Annotated[int, about("Finished events of the place.")]
+    reward: Annotated[float, about("Mean reward per event.")]
 
 
 class PageSummary(msgspec.Struct):
     """What pages of recommended items show."""
 
-    items: int  # in the catalogue
-    shown: int  # of them that were on a page
-    new_share: float  # of the finished events, those of items that had been shown fewer than ten times
-    places: list[PlaceReward]
+    items: Annotated[int, about("Items in the catalogue.")]
+    shown: Annotated[int, about("Items of the catalogue that a page has shown.")]
+    new_share: Annotated[float, about("Share of the finished events whose item had been shown fewer than ten times.")]
+    places: Annotated[list[PlaceReward], about("The rewards of each place.")]
 
 
 class Alarm(msgspec.Struct):
-    code: str
-    message: str
-    revert: bool = False  # it asks for the baseline
+    """Something that needs attention."""
+
+    code: Annotated[str, about("The kind of alarm, for programs.", "guardrail")]
+    message: Annotated[
+        str,
+        about(
+            "What is wrong and what to do, for people.", "purchase fell by at least 0.5 per event: the baseline decides"
+        ),
+    ]
+    revert: Annotated[bool, about("Whether the alarm lets the baseline decide for everybody.", True)] = False
 
 
 class LoopReport(msgspec.Struct):
     """What a loop's log shows, up to a position."""
 
-    position: int
-    time: str  # of the last record
-    events: int  # finished ones that series and values are about: the newest
-    reward_range: tuple[float, float]  # of the loop's settings
-    bucket_ends: list[float]  # seconds since 1970
-    policy: RewardSeries
-    control: RewardSeries
-    uniform: RewardSeries  # what uniform picks would have earned until then, by inverse propensity (SNIPS)
-    traffic: Traffic
-    funnel: Funnel
-    delays: Delays
-    features: list[Feature]  # the most important first
-    drift: Drift | None  # null below 500 events of the policy, or 20 earlier or recent users
-    devices: DeviceSummary | None  # null without any
-    pages: PageSummary | None  # null without recommended items
-    lift: LiftReport | None  # null without a control group
-    values: list[PolicyValue]  # empty below 100 events with probabilities
-    alarms: list[Alarm]
-    events_since: str | None = None  # older events were removed from the log; null if none were
-    one_in: int = 1  # events are large: one in so many decisions is in series and estimates
-    older_left_out: bool = False  # older events in the log are in counts only: they are too many, or too large
+    position: Annotated[int, about("Position of the last record in the loop's log.")]
+    time: Annotated[str, about("Time of the last record, as ISO 8601.")]
+    events: Annotated[int, about("Finished events that series and estimates are about: the newest.")]
+    reward_range: Annotated[tuple[float, float], about("Smallest and largest reward by the loop's settings.")]
+    bucket_ends: Annotated[list[float], about("Ends of the spans of time of all series, in seconds since 1970.")]
+    policy: Annotated[RewardSeries, about("Rewards of the loop's own policy.")]
+    control: Annotated[RewardSeries, about("Rewards of the control group.")]
+    uniform: Annotated[RewardSeries, about("Rewards of uniform draws, estimated from the log (SNIPS) up to each time.")]
+    traffic: Annotated[Traffic, about("Actions that the policy took.")]
+    funnel: Annotated[Funnel, about("Counts of decisions and rewards.")]
+    delays: Annotated[Delays, about("How long rewards took.")]
+    features: Annotated[list[Feature], about("The features in the newest events, the most important first.")]
+    drift: Annotated[
+        Drift | None,
+        about("Recent against earlier events; null below 500 events of the policy, or 20 earlier or recent users."),
+    ]
+    devices: Annotated[DeviceSummary | None, about("Devices; null without any.")]
+    pages: Annotated[PageSummary | None, about("Pages of recommended items; null without any.")]
+    lift: Annotated[LiftReport | None, about("The policy against its control group; null without one.")]
+    values: Annotated[
+        list[PolicyValue], about("Estimates for other policies; empty below 100 events with probabilities.")
+    ]
+    alarms: Annotated[
+        list[Alarm],
+        about(
+            "What needs attention; empty if nothing does.",
+            [{"code": "guardrail", "message": "purchase fell by at least 0.5 per event", "revert": True}],
+        ),
+    ]
+    events_since: Annotated[
+        str | None,
+        about("Time from which on the log still has events; null if none were removed.", "2026-11-01T00:00:00+00:00"),
+    ] = None
+    one_in: Annotated[int, about("Series and estimates use one in this many decisions, because events are large.")] = 1
+    older_left_out: Annotated[
+        bool, about("Whether older events are in counts only, because they are too many or too large.")
+    ] = False
 
 
 def buckets(events: Sequence[FinishedDecision]) -> tuple[list[float], Array]:

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from fastapi import Depends, Request, Response
 from msgspec import Meta, Struct, field
 
+from service.hints import about
 from service.http.pages import HEADERS, fixed_response
 from service.http.replies import json_response
 from service.http.request import loop_of, read_json, user_of
@@ -28,15 +29,26 @@ User = Annotated[str, Depends(user_of)]
 class Evaluate(Struct, forbid_unknown_fields=True):
     """Policies to estimate from the logged events, by these estimators."""
 
-    policies: Annotated[list[Id], Meta(min_length=1, max_length=20)]
-    estimators: Annotated[list[Id], Meta(min_length=1, max_length=20)] = field(default_factory=lambda: ["snips", "dr"])
-    time_uniform: bool = False  # intervals that hold at all looks at the growing log together, else at one look
+    policies: Annotated[
+        Annotated[list[Id], Meta(min_length=1, max_length=20)],
+        about("Names of the policies to estimate, such as uniform or likeliest."),
+    ]
+    estimators: Annotated[
+        Annotated[list[Id], Meta(min_length=1, max_length=20)],
+        about("Names of the estimators, such as ips, snips or dr."),
+    ] = field(default_factory=lambda: ["snips", "dr"])
+    time_uniform: Annotated[
+        bool, about("Whether intervals are valid at all looks at the growing log together, else at one look.")
+    ] = False
 
 
 class WhatIfRequest(Struct, forbid_unknown_fields=True):
     """Changes of ``policy``, ``epsilon``, ``gamma`` and ``floor`` to estimate; without any, some are picked."""
 
-    settings: Annotated[list[dict[str, Any]], Meta(max_length=20)] = []
+    settings: Annotated[
+        Annotated[list[dict[str, Any]], Meta(max_length=20)],
+        about("The changes to estimate, each as PATCH of the settings takes it; empty: a selection."),
+    ] = []
 
 
 def report_routes(reports: Reports) -> Routes:
@@ -45,51 +57,74 @@ def report_routes(reports: Reports) -> Routes:
 
     @routes.of_loop("GET", "/lift", READ, "Compare the policy with its control group.", reply=LiftReport)
     async def get_lift(loop: Loop) -> Response:
+        """Compare the rewards of the policy with those of the control group, since the experiment began.
+
+        The intervals are valid at every look.
+        """
         return json_response(await reports.lift(loop))
 
     @routes.of_loop("GET", "/report", READ, "Summarize a loop from its log.", reply=LoopReport)
     async def get_report(loop: Loop) -> Response:
+        """Summarize the loop for the dashboard: rewards by time, actions, delays, features, drift, lift,
+        estimates for other policies and alarms.
+        """
         return Response(await reports.report(loop), media_type=JSON)
 
     @routes.of_loop("POST", "/what-if", READ, "Estimate other settings from the log.", body=WhatIfRequest, reply=WhatIf)
     async def what_if(loop: Loop, request: Request) -> Response:
+        """Estimate from the log what the loop would have earned with another policy, ``epsilon``, ``gamma``
+        or ``floor``.
+
+        Nothing changes.
+        """
         sent = await read_json(request, WhatIfRequest)
         return Response(await reports.what_if(loop, sent.settings), media_type=JSON)
 
     @routes.of_loop("GET", "/personal", READ, "Show how personal the loop is.", reply=Personalization)
     async def get_personal(loop: Loop) -> Response:
+        """Measure how much of the newest decisions comes from the users' own models."""
         return json_response(await reports.personalization(loop))
 
+    _detail_routes(routes, reports)
+    return routes
+
+
+def _detail_routes(routes: Routes, reports: Reports) -> None:
     @routes.of_loop("GET", "/devices", ADMIN, "List the devices that uploaded last.", reply=DeviceList)
     async def get_devices(loop: Loop) -> Response:
+        """List up to 100 devices with the time of their last upload and the age of the model they used."""
         return Response(await reports.devices(loop), media_type=JSON)
 
     @routes.of_loop("GET", "/events/{event_id}", ADMIN, "Show the details of an event.", reply=EventDetails)
     async def get_event(loop: Loop, request: Request) -> Response:
+        """Return an event with its ranking, all records about it, and its explanation by the current models."""
         return json_response(await reports.event_details(loop, str(request.scope[PARAMETERS]["event_id"])))
 
     @routes.of_loop("GET", "/users/{user}/decisions", ADMIN, "Show a user's newest decisions.", reply=UserDecisions)
     async def get_decisions(loop: Loop, user: User) -> Response:
+        """Return up to 20 of a user's newest decisions with their details, the newest first."""
         return json_response(await reports.decisions(loop, user))
 
     @routes.of_loop(
         "POST", "/evaluations", ADMIN, "Estimate other policies from the events.", body=Evaluate, reply=JSON
     )
     async def evaluate(loop: Loop, request: Request) -> Response:
+        """Estimate from the log what other policies would have earned, by off-policy estimators.
+
+        It needs at least ten events with a reward.
+        """
         sent = await read_json(request, Evaluate)
         document = await reports.evaluate(loop, sent.policies, sent.estimators, time_uniform=sent.time_uniform)
         return json_response(document)
-
-    return routes
 
 
 def page_routes(root_path: str = "") -> Routes:
     """Return the pages; ``root_path`` is the path below which a proxy serves them."""
     routes = Routes()
-    about = "Show a page: the dashboard, or that of the demo."
+    summary = "Show a page: the dashboard, or that of the demo."
     for path in PAGES:
         shown = fixed_response(page(path, root_path), HTML, HEADERS)
-        routes.of_service("GET", path, OPEN, about, reply=HTML)(shown)
+        routes.of_service("GET", path, OPEN, summary, reply=HTML)(shown)
     for name, media_type in ASSETS.items():
         file = fixed_response(asset(name), media_type, HEADERS)
         routes.of_service("GET", f"/{name}", OPEN, "A file of these pages.", reply=media_type)(file)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -16,6 +16,7 @@ import numpy as np
 from fedres.checks import Array
 from fedres.policies import POLICIES, loop_rule
 from fedres.policies.kernels import explore, spread
+from service.hints import about
 from service.plugins.reports.lift import Bounds, bounds
 from service.plugins.reports.report import LEAST_EVALUATED, MOST_PAIRS, FinishedDecision, evaluated, newest_within
 from service.settings import Settings
@@ -28,19 +29,22 @@ OPTIMISTIC = "optimistic-squarecb"
 class SettingsEstimate(msgspec.Struct):
     """Changed settings, and what the loop would have earned per event under them, exploration included."""
 
-    settings: dict[str, Any]  # as PATCH /settings takes them
-    reward: Bounds | None  # null where the log cannot say; the warning tells why
-    difference: Bounds | None  # to what was earned, event by event
-    ess: float | None  # effective sample size
-    warning: str  # empty where nothing is wrong
+    settings: Annotated[dict[str, Any], about("The changed settings, as PATCH of the settings takes them.")]
+    reward: Annotated[
+        Bounds | None,
+        about("Estimated reward per event; null if the log does not suffice, which the warning explains."),
+    ]
+    difference: Annotated[Bounds | None, about("Estimated difference to the logged rewards, event by event.")]
+    ess: Annotated[float | None, about("Effective sample size: the number of events that the estimate is worth.")]
+    warning: Annotated[str, about("Why the estimate may be wrong; empty if nothing is.")]
 
 
 class WhatIf(msgspec.Struct):
-    """Intervals are 95% at all looks together."""
+    """Rewards under other settings, estimated from the log. Intervals are 95% at all looks together."""
 
-    events: int  # finished decisions of the policy that this is about
-    logged: Bounds | None  # what they earned; null below 100 of them
-    estimates: list[SettingsEstimate]
+    events: Annotated[int, about("Finished decisions of the policy that the estimates use.")]
+    logged: Annotated[Bounds | None, about("Reward per event in the log; null below 100 events.")]
+    estimates: Annotated[list[SettingsEstimate], about("An estimate for each change, in the order of the request.")]
 
 
 def candidates(now: Settings) -> list[dict[str, Any]]:
