@@ -12,6 +12,7 @@ from fedres.draws import event_draw
 from fedres.event_ids import LONGEST_ID
 from fedres.policies import HOSTED, POLICIES
 from fedres.scoring.federated import dense_learner, takes_residuals
+from fedres.scoring.flattening import LARGEST
 from fedres.scoring.model import LEARNING_RATE
 from service.errors import ApiError
 from service.hints import about, complaint
@@ -26,6 +27,7 @@ LEAST_RETENTION = 3_600.0  # seconds; a shorter one in an earlier log is read, a
 LONGEST_RETENTION = 100 * 366 * 86_400.0
 LONGEST_REASON = 1_000  # characters of why a control group is held
 LONGEST_ANNOTATIONS = 20_000  # characters, all together
+LARGEST_NUMBER = 30.0  # of features in new loops with adagrad, whose steps diverge on larger ones
 MOST_BITS = 24  # of AdaGrad, whose steps touch few weights
 FIXED = ("model", "global_learner", "hyperparameters", "bits")  # cannot change after a loop's creation
 
@@ -41,7 +43,8 @@ class ModelSettings(NamedTuple):
 MODELS = {  # a model is a line here and the module of ``service.models`` with its name
     "residual-kalman": ModelSettings("optimistic-squarecb", has_widths=True),
     "adagrad": ModelSettings(
-        "epsilon-greedy", takes=("learning_rate", "crosses", "global_learner", "hyperparameters", "bits", "timing")
+        "epsilon-greedy",
+        takes=("learning_rate", "crosses", "global_learner", "hyperparameters", "bits", "timing", "largest_number"),
     ),
 }
 DEFAULT_MODEL = next(iter(MODELS))
@@ -154,6 +157,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     learning_rate: Annotated[float, about("adagrad: learning rate of the shared and the personal models.")] = (
         LEARNING_RATE
     )
+    largest_number: Annotated[
+        float,
+        about("adagrad: numbers in features beyond it are refused, as its steps would diverge; 30 in new loops."),
+    ] = LARGEST
     reward_range: Annotated[tuple[float, float], about("Smallest and largest reward; others are rejected.")] = (
         0.0,
         1.0,
@@ -227,6 +234,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             checks.not_negative("gamma", self.gamma)
         checks.positive("learning_rate", self.learning_rate)
         _within("learning_rate", self.learning_rate, 0, 1e6)
+        _within("largest_number", self.largest_number, 1e-6, LARGEST)
         low, high = self.reward_range
         if not -LARGEST_REWARD <= low < high <= LARGEST_REWARD:
             message = f"reward_range must be two rising numbers within ±{LARGEST_REWARD:g}, got {low}, {high}"
@@ -287,7 +295,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 def read_settings(fields: dict[str, Any]) -> Settings:
-    """Return settings from plain values; missing ones get their defaults."""
+    """Return settings from plain values; missing ones get the defaults of new loops."""
+    if fields.get("model") == "adagrad":
+        fields = {"largest_number": LARGEST_NUMBER, **fields}
     try:
         settings = msgspec.convert(fields, Settings)
     except msgspec.ValidationError as error:

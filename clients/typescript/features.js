@@ -26,15 +26,18 @@ export function pairKey(contextHash, actionHash) {
   return (x ^ (x >>> 16)) >>> 0;
 }
 
-/** The hashed features of a context (`id` undefined) or of an action, with the hashes of their fields. */
-export function hashed(place, features, id) {
+/**
+ * The hashed features of a context (`id` undefined) or of an action, with the hashes of their fields.
+ * Numbers beyond `largest` are refused.
+ */
+export function hashed(place, features, id, largest = LARGEST) {
   const named = [];
   try {
     if (id !== undefined) add(named, `_id=${id}`, 1, "_id");
     if (features === null || typeof features !== "object" || Array.isArray(features)) {
       throw new TypeError(`features must be an object, got ${shown(features)}`);
     }
-    flatten("", features, 1, named);
+    flatten("", features, 1, named, largest);
   } catch (error) {
     throw new TypeError(`${place}: ${error.message}`);
   }
@@ -72,32 +75,35 @@ export function expand(context, action, crosses) {
   return { keys, values };
 }
 
-function flatten(prefix, tree, depth, named) {
+function flatten(prefix, tree, depth, named, largest) {
   if (depth > LIMITS.depth) throw new RangeError(`${prefix.slice(0, -1)} must be nested at most ${LIMITS.depth} deep, got ${depth}`);
   for (const [key, value] of Object.entries(tree)) {
     if (key === "") throw new TypeError(`${prefix || "features"} must have names of at least one character, got an empty one`);
     if (key[0] === "_" || value === null || value === undefined || value === false) continue;
     const name = prefix + key;
     if (value === true) add(named, name, 1);
-    else if (typeof value === "number") addNumber(named, name, value);
+    else if (typeof value === "number") addNumber(named, name, value, largest);
     else if (typeof value === "string") add(named, `${name}=${value}`, 1, name);
-    else if (Array.isArray(value)) flattenArray(name, value, named);
-    else if (typeof value === "object") flatten(`${name}.`, value, depth + 1, named);
+    else if (Array.isArray(value)) flattenArray(name, value, named, largest);
+    else if (typeof value === "object") flatten(`${name}.`, value, depth + 1, named, largest);
     else throw new TypeError(`${name} must be JSON, got ${typeof value}`);
   }
 }
 
-function flattenArray(name, items, named) {
+function flattenArray(name, items, named, largest) {
   const kind = typeof items[0] === "string" ? "string" : "number";
   items.forEach((item, i) => {
     if (typeof item !== kind) throw new TypeError(`${name} must hold numbers alone or strings alone, got ${shown(item)} in it`);
     if (kind === "string") add(named, `${name}=${item}`, 1, name);
-    else if (item !== 0) addNumber(named, `${name}[${i}]`, item);
+    else if (item !== 0) addNumber(named, `${name}[${i}]`, item, largest);
   });
 }
 
-function addNumber(named, name, value) {
-  if (!(Math.abs(value) <= LARGEST)) throw new RangeError(`${name} must be within ±${LARGEST}, got ${value}`);
+function addNumber(named, name, value, largest) {
+  if (!(Math.abs(value) <= largest)) {
+    const advice = largest < LARGEST ? ": scale numbers to about 1, or change the loop's setting largest_number" : "";
+    throw new RangeError(`${name} must be within ±${largest}, got ${value}${advice}`);
+  }
   add(named, name, value);
 }
 

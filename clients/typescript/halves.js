@@ -152,7 +152,8 @@ function concatenated(arrays) {
 export class LinearHalf {
   static round = {
     model: "adagrad", global_learner: "fedres-adagrad", bits: 18, timing: "on-arrival", crosses: true, personal: true, policy: "epsilon-greedy",
-    epsilon: 0.1, gamma: 10, learning_rate: 0.1, reward_range: [0, 1], version: 0, n_learned: 0,
+    epsilon: 0.1, gamma: 10, learning_rate: 0.1, largest_number: 1e15, reward_range: [0, 1],
+    version: 0, n_learned: 0,
   };
   static query = "";
   static fetchesFirst = false;
@@ -179,15 +180,17 @@ export class LinearHalf {
   }
 
   score(context, own, actions) {
-    const examples = this.#examples(own === undefined ? context : { ...context, private: own }, actions).map(localExample);
+    const examples = this.#examples(own === undefined ? context : { ...context, private: own }, actions, this.#round.largest_number).map(localExample);
     const shared = this.#examples(context, actions).map((example) => sharedScore(this.#model.weights, example));
     const means = examples.map((example, k) => Math.fround(shared[k] + this.#localScore(example)));
     return { means, widths: means.map(() => 0), nLearned: this.#round.n_learned, taken: (k) => examples[k] };
   }
 
-  #examples(context, actions) {
-    const { crosses } = this.#round, hashedContext = hashed("context", context);
-    const hashedActions = actions.map(([id, features]) => hashed(`actions[${id}]`, features, id));
+  /** Pairs of features of each action. A new decision has numbers up to `largest`; one that waits was checked. */
+  #examples(context, actions, largest) {
+    const { crosses } = this.#round;
+    const hashedContext = hashed("context", context, undefined, largest);
+    const hashedActions = actions.map(([id, features]) => hashed(`actions[${id}]`, features, id, largest));
     if (crosses) checkCrosses(hashedContext, hashedActions);
     return hashedActions.map((action) => expand(hashedContext, action, crosses));
   }

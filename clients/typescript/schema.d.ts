@@ -170,6 +170,7 @@ export interface Round {
   floor: number;
   gamma: number;
   learning_rate: number;
+  largest_number: number;
   reward_range: number[];
   settings_version: number;
   version: number;
@@ -188,6 +189,7 @@ export interface Settings {
   floor?: number;
   epsilon?: number;
   learning_rate?: number;
+  largest_number?: number;
   reward_range?: unknown[];
   wait_time?: number;
   default_reward?: number | null;

@@ -38,6 +38,7 @@ class AdaGradDevice(Device):
         return AdaGradModels(self._store, self._learner, msgspec.json.decode(kept or "{}", type=Round))
 
     def _scored(self, offer: Offer, shared_scores: tuple[int, Sequence[float]] | None) -> Scored:
+        self._models.check_numbers(offer.own_context, offer.actions)
         version, shared = self._shared(offer) if shared_scores is None else shared_scores
         hashed = self._models.prepare(offer.own_context, offer.actions)
         examples = [local_example(expand(hashed, k)) for k in range(len(offer.actions))]

@@ -11,6 +11,7 @@ from fedres.checks import Array
 from fedres.draws import event_draw
 from fedres.policies import HOSTED, loop_rule
 from fedres.policies.kernels import explore, pick
+from fedres.scoring.flattening import LARGEST
 from fedres.scoring.model import LEARNING_RATE
 
 
@@ -29,6 +30,7 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
     floor: float = HOSTED["optimistic-squarecb"]["floor"]
     gamma: float = HOSTED["squarecb"]["gamma"]
     learning_rate: float = LEARNING_RATE
+    largest_number: float = LARGEST  # of features
     reward_range: tuple[float, float] = (0.0, 1.0)
     version: int = 0  # of the newest model
     n_learned: int = 0

@@ -17,6 +17,7 @@ from fedres.client.local import LocalModel, Step
 from fedres.client.store import DeviceStore
 from fedres.scoring.features import Prepared, Preparer
 from fedres.scoring.federated import takes_residuals
+from fedres.scoring.flattening import LARGEST
 from fedres.scoring.model import Example, expand
 
 MOST_STEPS = 1_000  # journal entries between two savings
@@ -88,6 +89,12 @@ class AdaGradModels:
     def prepare(self, context: bytes, actions: list[tuple[str, bytes]]) -> Prepared:
         """Return the hashed features of a context and of actions."""
         return self._preparer.prepare(context, actions)
+
+    def check_numbers(self, context: bytes, actions: list[tuple[str, bytes]]) -> None:
+        """Refuse numbers beyond the loop's bound."""
+        largest = self.settings.largest_number
+        if largest < LARGEST:
+            Preparer.within(largest, crosses=self.settings.crosses).prepare(context, actions)
 
     def apply(self, kind: str, body: bytes) -> None:
         """Apply an entry of the journal."""

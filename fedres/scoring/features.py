@@ -73,6 +73,12 @@ class Preparer:
         self.limits = limits or FeatureLimits()
         self._plain = Plain(self.limits)
 
+    @classmethod
+    def within(cls, largest: float, *, crosses: bool = True) -> Preparer:
+        """Return one that refuses numbers beyond ``largest``, on which VW's ``--adaptive`` steps diverge."""
+        advice = ": scale numbers to about 1, or change the loop's setting largest_number"
+        return cls(crosses=crosses, limits=FeatureLimits(number=largest, advice=advice))
+
     def prepare(self, context: Json, actions: Sequence[tuple[str, Json]]) -> Prepared:
         """Return the hashed features of a context and of (id, features) actions, both as JSON objects."""
         named = [Named("context", None, bytes(context))]
@@ -98,6 +104,9 @@ class Preparer:
                 results.append(self._hash(one))
                 continue
             hashes, values, fields = plain
+            if self._has_larger(values):
+                results.append(self._hash(one))
+                continue
             size = len(hashes) // 4
             if action is None:
                 results.append(Hashed(size, hashes, values, fields))
@@ -107,6 +116,12 @@ class Preparer:
             else:
                 results.append(self._hash(one))
         return results
+
+    def _has_larger(self, values: bytes) -> bool:
+        """Return whether a number is beyond a limit of its own; the compiled loop has the usual one."""
+        if self.limits.number >= LARGEST or not values:
+            return False
+        return bool(np.abs(np.frombuffer(values, np.float32)).max() > self.limits.number)
 
     def _hash(self, one: Named) -> Hashed | FeatureError:
         """Hash in Python what the compiled loop does not support: arrays, escapes, letters beyond ASCII, and errors."""

@@ -37,6 +37,7 @@ class FeatureLimits:
     name: int = 1_000  # characters of a name, an indicator's value included
     crosses: int = 250_000  # (context features + 1) × features of all actions
     number: float = LARGEST  # size of a number
+    advice: str = ""  # what to do with larger ones
     arrays_of_objects: bool = False  # as Vowpal Wabbit writes namespaces; what is in them is named `array[0].name`
 
     def __post_init__(self) -> None:
@@ -164,7 +165,7 @@ def _add(named: list[NamedFeature], name: str, value: float, field: str, limits:
 
 def _number(name: str, value: float, limits: FeatureLimits) -> float:
     if not -limits.number <= value <= limits.number:
-        raise FeatureError(f"{name} must be within ±{limits.number:g}, got {str(value)[:30]}")
+        raise FeatureError(f"{name} must be within ±{limits.number:g}, got {str(value)[:30]}{limits.advice}")
     return float(value)
 
 

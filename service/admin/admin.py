@@ -77,8 +77,9 @@ class Admin:
         self._context.check_follows(name)
         new_settings = _with_draws(read_settings(settings or {}), Control())
         body = encode(new_settings)
+        names_largest = "largest_number" in (settings or {})
         if name in self.loops():
-            return await self._made_before(name, new_settings)
+            return await self._made_before(name, new_settings, names_largest)
         self._check_room(new_settings)
         if new_settings.model != DEFAULT_MODEL:
             await self._context.until_compiled()
@@ -87,12 +88,17 @@ class Admin:
         try:
             return await self._context.append_now(Record(name, LOOP, event, body=body))
         except Duplicate:
-            return await self._made_before(name, new_settings)
+            return await self._made_before(name, new_settings, names_largest)
 
-    async def _made_before(self, name: str, settings: Settings) -> int:
-        """Return the version of an existing loop created with the same settings, as a repeated call should."""
+    async def _made_before(self, name: str, settings: Settings, names_largest: bool) -> int:
+        """Return the version of an existing loop created with the same settings, as a repeated call should.
+
+        Loops of earlier versions have no bound on numbers: a call that does not name one means them too.
+        """
         created = await self._context.look_up(name, lambda log: log.of_kind(name, LOOP)[-1])
         made = read_settings_body(created.body)
+        if not names_largest:
+            settings = msgspec.structs.replace(settings, largest_number=made.largest_number)
         if made != _with_draws(settings, made.control):
             message = f"loop {name!r} exists with other settings; change them with PATCH /v1/loops/{name}/settings"
             raise ApiError(409, "loop_exists", message, "loop")
@@ -219,7 +225,8 @@ class Admin:
         """Add, change and retire actions; return the position of the change."""
         self._check_catalogue(loop, put, retire)
         named = [Named("", action.id, bytes(action.features)) for action in put]
-        for place, (action, row) in enumerate(zip(put, self._context.preparer.hash_all(named), strict=True)):
+        preparer = self._context.preparer_of(self._context.loop(loop))
+        for place, (action, row) in enumerate(zip(put, preparer.hash_all(named), strict=True)):
             check_id(f"put[{place}].id", action.id)
             if isinstance(row, FeatureError):
                 message = f"put[{place}]: {str(row).removeprefix(': ')}"

@@ -16,6 +16,7 @@ import msgspec
 
 from fedres.event_ids import new_event_id
 from fedres.scoring.features import Hashed, Named, Preparer
+from fedres.scoring.flattening import LARGEST
 from service.errors import ApiError, invalid
 from service.log.client import WriterClient
 from service.log.protocol import Duplicate, Group, Log, Outcome, Refused, StoreUnavailable, unavailable
@@ -93,6 +94,11 @@ class RankerContext:
         self._archive: Log | None = None
         self.closed = False
         self.orphaned = False  # the supervisor has died, and the learner ends with it
+
+    def preparer_of(self, loop: Loop) -> Preparer:
+        """Return what hashes features for a loop, within its own bound on numbers if it has one."""
+        largest = loop.view.settings.largest_number
+        return self.preparer if largest >= LARGEST else Preparer.within(largest)
 
     def loop(self, name: str) -> Loop:
         """Return a loop as published."""
@@ -284,7 +290,7 @@ class Ranker:
                 if view.n_users >= quotas.users:
                     batch = self._without_new_users(batch, loop)
                 requests = [waiting.request for waiting in batch]
-                decisions = decide(requests, loop, context.models, context.preparer)
+                decisions = decide(requests, loop, context.models, context.preparer_of(loop))
                 decided = []
                 for waiting, decision in zip(batch, decisions, strict=True):
                     if waiting.request.explain and isinstance(decision, Decision):
@@ -425,7 +431,7 @@ class Ranker:
         context.check_user(context.loop(name), request.user)
 
         def filled(loop: Loop) -> tuple[SlotsResult, list[Record]]:
-            preparer = Preparer()
+            preparer = Preparer.within(loop.view.settings.largest_number)
             inline = [action for action in request.actions if action.features]
             rows = preparer.hash_all([Named("", action.id, bytes(action.features)) for action in inline])
             # Once for all slots. Actions that cannot be hashed are left out: deciding reports the error.

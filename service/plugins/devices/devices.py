@@ -51,8 +51,7 @@ class Devices:
     async def residuals(self, loop: str, client: str, residuals: Sequence[Residual]) -> ResidualsStored:
         """Store residuals; return their positions. All are refused if one is invalid."""
         check_id("client", client)
-        self._loop(loop)
-        preparer = self._context.preparer
+        preparer = self._context.preparer_of(self._loop(loop))
         with self._room_for(loop, client, len(residuals)):
             records = await self._checked(
                 loop, lambda published: residual_records(published, client, residuals, preparer)
@@ -80,7 +79,7 @@ class Devices:
         if published.view.settings.has_widths:
             message = f"scores need a loop whose model has no widths, got {loop!r}: {published.view.settings.model!r}"
             raise ApiError(409, "no_device_model", message, "loop")
-        return published.view.version, score_actions(published, context, actions, self._context.preparer)
+        return published.view.version, score_actions(published, context, actions, self._context.preparer_of(published))
 
     async def federated_model(self, loop: str, since: int | None = None) -> DeviceModel:
         """Return the published model or, for models without widths, its weights that changed ``since`` a version."""

@@ -80,6 +80,7 @@ class Round(Struct):
     floor: Annotated[float, about("Setting floor of optimistic-squarecb.")]
     gamma: Annotated[float, about("γ of the SquareCB policies, with the default if the setting is null.")]
     learning_rate: Annotated[float, about("Setting learning_rate of the models.")]
+    largest_number: Annotated[float, about("Setting largest_number: the bound of numbers in features.")]
     reward_range: Annotated[
         Annotated[list[float], Meta(min_length=2, max_length=2)],
         about("Setting reward_range: smallest and largest reward."),

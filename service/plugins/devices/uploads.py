@@ -39,7 +39,7 @@ from service.settings import Settings
 LARGEST = 1e9  # of a prediction
 OF_SETTINGS = (  # settings that devices receive
     *("model", "global_learner", "hyperparameters", "timing", "crosses", "personal", "policy", "epsilon", "floor"),
-    *("learning_rate", "bits", "reward_range"),
+    *("learning_rate", "largest_number", "bits", "reward_range"),
 )
 LAST = 2**53  # of sequence numbers: every JSON parser reads it exactly
 

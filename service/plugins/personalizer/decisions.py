@@ -148,7 +148,8 @@ class ApplicationCalls:
 
     def _decided_only(self, loop: str, request: RankRequest) -> RankResult:
         context = self._context
-        [decision] = decide([request], context.loop(loop), context.models, context.preparer)
+        published = context.loop(loop)
+        [decision] = decide([request], published, context.models, context.preparer_of(published))
         if isinstance(decision, ApiError):
             raise decision
         return decision.result()

@@ -113,7 +113,8 @@ class Feedback:
                 raise ApiError(409, "event_exists", f"{message}; events with other ids are stored", "event_id")
 
     def _records(self, loop: Loop, events: Sequence[FeedbackEvent], first: int) -> list[Record]:
-        preparer, rows = self._context.preparer, []
+        preparer = self._context.preparer_of(loop)
+        rows = []
         for k, event in enumerate(events, first):
             _check(loop, event, f"events[{k}]")
             self._context.check_user(loop, event.user)

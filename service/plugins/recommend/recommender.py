@@ -173,7 +173,8 @@ class Recommender:
         earned = None if loop.n_learned else await self.earnings.newest(name)
         self._context.quotas.check_pending(loop.view)
         self._context.check_user(loop, request.user)
-        [context] = self._context.preparer.hash_all([Named("context", None, bytes(request.context) or EMPTY)])
+        preparer = self._context.preparer_of(loop)
+        [context] = preparer.hash_all([Named("context", None, bytes(request.context) or EMPTY)])
         if isinstance(context, FeatureError):
             raise invalid_features(context)
         at = self._now()

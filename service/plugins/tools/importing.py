@@ -80,7 +80,7 @@ class _Importer:
         self._log, self._name, self._report = log, name, report
         self._settings, self._position = _settings_in(log, name, settings)
         self._loop = Loop(_unpublished(name, self._settings, self._position))
-        self._preparer = Preparer()
+        self._preparer = Preparer.within(self._settings.largest_number)
         self.stored = self.existed = self.wrong = 0
 
     def take(self, path: Path, file: DecisionFile, rows: Rows) -> None:

@@ -125,7 +125,7 @@ def test_a_decision_at_weights_beyond_all_bounds_is_logged_with_numbers_and_lear
         async with running(tmp_path, model="adagrad") as engine:
             hyperparameters = {"n_clients": 1, "step_size": 1.0}
             made = {"model": "adagrad", "global_learner": "fedogd", "bits": BITS, "hyperparameters": hyperparameters}
-            await engine.create_loop("dense", made)
+            await engine.create_loop("dense", {**made, "largest_number": 1e15})
             await engine.updates("dense", "phone", [])
             body = np.full(DIM, 1e30, "<f4").tobytes()
             await engine.updates("dense", "phone", [Update(1, 1, engine.view("dense").version, "gradient", body)])
@@ -282,7 +282,8 @@ def test_a_round_says_how_the_loop_learns_and_who_takes_part(tmp_path):
             assert plain.keys() == {
                 "model", "global_learner", "hyperparameters", "bits", "timing", "crosses", "policy", "epsilon",
                 "floor", "gamma",
-                "learning_rate", "personal", "reward_range", "settings_version", "version", "n_learned", "number", "t",
+                "learning_rate",
+                "largest_number", "personal", "reward_range", "settings_version", "version", "n_learned", "number", "t",
                 "senders", "takes_part",
             }  # fmt: skip
             assert [plain[name] for name in ("bits", "number", "senders", "takes_part")] == [18, None, None, True]
