@@ -1,119 +1,225 @@
-"""A noisy neighbor: one loop at its limits, while decisions for another loop are timed on a schedule."""
+"""A noisy neighbor: one loop does its worst, while another loop decides, learns and reports on a schedule."""
 
 import asyncio
+import http.client
+import itertools
 import json
 import multiprocessing
 import os
-import random
+import secrets
 import signal
 import statistics
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
 import httpx
 
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+ROOT = Path(__file__).parents[2]
+sys.path[1:1] = [str(ROOT / "benchmarks"), str(ROOT / "tests" / "service")]
 
-from load_generator import Load, generate
-from service_processes import service
+from attacks import ATTACKS, loop_of  # noqa: E402
+from load_generator import Load, generate  # noqa: E402
+from service_processes import service  # noqa: E402
 
-NOISY = "/v1/loops/noisy"
-CONNECTIONS = 4  # of the noisy client
-SECONDS, PER_SECOND = 6.0, 100  # of the other one: decisions, latencies from the time each was due
+# Decisions of the quiet loop: latencies count from the time at which each was due.
+SECONDS = 6.0
+PER_SECOND = 100
 SETTLE_SECONDS = 2.0
-MOST = 20.0  # times the p99 without a neighbor: a decision waits for a few of the largest requests, of up to 28 ms
+
+# What the quiet loop may notice: times the p99 alone, and seconds.
+MOST_TIMES = 3.0
+MOST_LEARNED = 5.0
+MOST_REPORT = 10.0
+GIVE_UP = 120.0
 
 _spawn = multiprocessing.get_context("spawn")
 
 
-def rank(n_actions, n_context, n_features, *, explain=False, user="u"):
-    context = {f"c{k}": random.random() for k in range(n_context)}
-    features = {f"f{k}": random.random() for k in range(n_features)}
-    actions = [{"id": f"a{k}", "features": features} for k in range(n_actions)]
-    return {"user": user, "context": context, "actions": actions, "explain": explain}
-
-
-def noises():
-    """Return the largest requests that are legal, and those that read the most: method, path and body."""
-    slots = {name: value for name, value in rank(500, 20, 10).items() if name != "explain"}
-    return {
-        "rank": ("POST", f"{NOISY}/rank", rank(500, 20, 15)),
-        "batch": ("POST", f"{NOISY}/rank/batch", {"requests": [rank(100, 40, 4) for _ in range(60)]}),
-        "explained": ("POST", f"{NOISY}/rank/batch", {"requests": [rank(500, 250, 0, explain=True)] * 15}),
-        "slots": ("POST", f"{NOISY}/rank/slots", {**slots, "slots": [{"id": f"s{k}"} for k in range(4)]}),
-        "refused": ("POST", f"{NOISY}/rank", rank(500, 250, 20)),
-        "export": ("GET", f"{NOISY}/events", None),
-        "report": ("GET", f"{NOISY}/report", None),
-        "evaluation": ("POST", f"{NOISY}/evaluations", {"policies": ["uniform"]}),
-    }
-
-
-def disturb(url, name):
-    """Ask for the same over and over, until told to stop, by little work of our own: that is not the service's."""
+def disturb(url, name, prepared):
+    """Send an attack's calls until SIGTERM, with little work of our own: the service's is to be measured."""
     os.nice(19)
-    method, path, body = noises()[name]
-    content = None if body is None else json.dumps(body).encode()
+    attack = ATTACKS[name]
+    path = f"/v1/loops/{loop_of(name)}"
     headers = {"Content-Type": "application/json"}
+    # Equal bodies are written once.
+    written = {}
 
-    async def ask():
-        async with httpx.AsyncClient(base_url=url, timeout=600, trust_env=False) as http:
-            while True:
-                await http.request(method, path, content=content, headers=headers)
+    def content(call):
+        key = id(call.body)
+        if key not in written:
+            written.clear()
+            written[key] = call, call.content()
+        return written[key][1]
+
+    async def send(http, call):
+        await http.request(call.method, call.path, content=content(call), headers=headers)
+
+    async def prepare(http):
+        await http.post("/v1/loops", json={"name": loop_of(name), "settings": dict(attack.settings)})
+        for call in attack.before(path):
+            await send(http, call)
+        prepared.set()
+
+    async def ask(http):
+        for call in attack.calls(path):
+            try:
+                await send(http, call)
+            except httpx.HTTPError:
+                await asyncio.sleep(0.1)
 
     async def all_of_them():
-        tasks = [asyncio.ensure_future(ask()) for _ in range(CONNECTIONS)]
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lambda: [task.cancel() for task in tasks])
-        await asyncio.gather(*tasks, return_exceptions=True)
+        limits = httpx.Limits(max_connections=attack.connections)
+        async with httpx.AsyncClient(base_url=url, timeout=600, trust_env=False, limits=limits) as http:
+            await prepare(http)
+            tasks = [asyncio.ensure_future(ask(http)) for _ in range(attack.connections)]
+            stop = [task.cancel for task in tasks]
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lambda: [end() for end in stop])
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     asyncio.run(all_of_them())
 
 
 def p99(port):
-    """Return the 99th percentile of the latency of decisions for the default loop, in milliseconds."""
+    """Return the 99th percentile of the latency of decisions for the default loop in milliseconds, and failures."""
     load = Load(port, inline=True, rewards=False, seconds=SECONDS, n_connections=50, pairs_per_second=PER_SECOND)
     windows = []
     generate(load, windows.append)
-    assert not windows[0].failures, windows[0].first_failure
-    return windows[0].summary()["p99"]
+    failures = sum(windows[0].failures.values())
+    return windows[0].summary()["p99"], failures
 
 
-async def teach(url):
-    """Give the noisy loop something to export and to evaluate."""
-    async with httpx.AsyncClient(base_url=url, timeout=60, trust_env=False) as http:
-        (await http.post("/v1/loops", json={"name": "noisy"})).raise_for_status()
-        for _ in range(40):
-            body = {"requests": [rank(10, 8, 3, user=f"u{k}") for k in range(50)]}
-            for result in (await http.post(f"{NOISY}/rank/batch", json=body)).json()["results"]:
-                value = {"value": random.random()}
-                (await http.post(f"{NOISY}/events/{result['event_id']}/reward", json=value)).raise_for_status()
+def call(port, method, path, body=None):
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=GIVE_UP)
+    headers = {"Content-Type": "application/json"}
+    connection.request(method, path, None if body is None else json.dumps(body), headers)
+    response = connection.getresponse()
+    content = response.read()
+    connection.close()
+    return response.status, content
 
 
-def latencies(n_rounds):
-    """Return the p99 of each round without a neighbor, and beside each noise: they take turns."""
-    alone, beside = [], {name: [] for name in noises()}
+def learned_after(port):
+    """Return the seconds until the default loop has learned a reward that is sent now."""
+    event = secrets.token_urlsafe(16)
+    call(port, "POST", "/v1/rank", {"event_id": event, "user": "someone", "actions": ["a", "b"]})
+    began = time.monotonic()
+    call(port, "POST", f"/v1/events/{event}/reward", {"value": 1.0})
+    while time.monotonic() - began < GIVE_UP:
+        _, content = call(port, "GET", "/v1/status")
+        if json.loads(content)["loops"]["default"]["learner_lag_records"] == 0:
+            break
+        time.sleep(0.05)
+    return time.monotonic() - began
+
+
+def report_after(port):
+    """Return the seconds that a report of the default loop takes."""
+    began = time.monotonic()
+    status, _ = call(port, "GET", "/v1/report")
+    return time.monotonic() - began if status == 200 else GIVE_UP
+
+
+class Readiness:
+    """Asks for ``/readyz`` four times a second, and counts what it answers."""
+
+    def __init__(self, port):
+        self.port = port
+        self.statuses = []
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._ask)
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error):
+        self._ended.set()
+        self._thread.join()
+
+    def _ask(self):
+        while not self._ended.wait(0.25):
+            self.statuses.append(call(self.port, "GET", "/readyz")[0])
+
+    def share(self):
+        return sum(status == 200 for status in self.statuses) / max(1, len(self.statuses))
+
+
+def beside(running, name):
+    """Return what the default loop notices of one attack."""
+    url = f"http://127.0.0.1:{running.port}"
+    prepared = _spawn.Event()
+    process = _spawn.Process(target=disturb, args=(url, name, prepared))
+    process.start()
+    assert prepared.wait(GIVE_UP), f"{name} was not prepared within {GIVE_UP} s"
+    time.sleep(SETTLE_SECONDS)
+    with Readiness(running.port) as readiness:
+        milliseconds, failures = p99(running.port)
+        learned = learned_after(running.port)
+        report = report_after(running.port)
+    process.terminate()
+    process.join()
+    call(running.port, "DELETE", f"/v1/loops/{loop_of(name)}")
+    return {
+        "ms": milliseconds,
+        "failures": failures,
+        "learned": learned,
+        "report": report,
+        "ready": readiness.share(),
+    }
+
+
+def measure(n_rounds, names=tuple(ATTACKS)):
+    """Return the p99 alone, and what each attack lets the default loop notice in each round: they take turns."""
+    alone = []
+    noticed = {name: [] for name in names}
     with tempfile.TemporaryDirectory() as folder, service(Path(folder) / "service", n_keys=0) as running:
-        url = f"http://127.0.0.1:{running.port}"
-        asyncio.run(teach(url))
-        p99(running.port)  # the first requests are slower
-        for _ in range(n_rounds):
-            for name, measured in beside.items():
-                alone.append(p99(running.port))
-                process = _spawn.Process(target=disturb, args=(url, name))
-                process.start()
-                time.sleep(SETTLE_SECONDS)
-                measured.append(p99(running.port))
-                process.terminate()
-                process.join()
-    return alone, beside
+        # The first requests are slower.
+        p99(running.port)
+        for name in itertools.chain.from_iterable(itertools.repeat(names, n_rounds)):
+            milliseconds, _ = p99(running.port)
+            alone.append(milliseconds)
+            noticed[name].append(beside(running, name))
+            last = noticed[name][-1]
+            print(f"{name}: alone {milliseconds:.1f} ms, {last}", file=sys.stderr, flush=True)
+    return alone, noticed
+
+
+def median(rounds, figure):
+    return statistics.median(each[figure] for each in rounds)
 
 
 def noisy_neighbours(first, n):
-    """Measure some rounds; a median above ``MOST`` times the median alone is a failure."""
-    alone, beside = latencies(n)
+    """Measure some rounds; what the default loop notices above the bounds is a failure."""
+    alone, noticed = measure(n)
     usual = statistics.median(alone)
-    ratios = {name: statistics.median(measured) / usual for name, measured in beside.items()}
-    failures = [f"{name}: {ratio:.1f} times the p99 alone" for name, ratio in ratios.items() if ratio > MOST]
-    figures = {f"× beside {name}": round(ratio, 2) for name, ratio in ratios.items()}
-    return failures, {"ms alone": round(usual, 1), **figures}
+    failures = []
+    figures = {"ms alone": round(usual, 1)}
+    for name, rounds in noticed.items():
+        times = median(rounds, "ms") / usual
+        learned = median(rounds, "learned")
+        report = median(rounds, "report")
+        ready = median(rounds, "ready")
+        refused = median(rounds, "failures")
+        figures[name] = f"{times:.1f} × p99, learned {learned:.1f} s, report {report:.1f} s, ready {ready:.0%}"
+        if times > MOST_TIMES:
+            failures.append(f"{name}: {times:.1f} times the p99 alone")
+        if learned > MOST_LEARNED:
+            failures.append(f"{name}: learned after {learned:.1f} s")
+        if report > MOST_REPORT:
+            failures.append(f"{name}: a report took {report:.1f} s")
+        if ready < 1:
+            failures.append(f"{name}: ready for {ready:.0%} of the time")
+        if refused:
+            failures.append(f"{name}: {refused} decisions failed")
+    return failures, figures
+
+
+if __name__ == "__main__":
+    failures, figures = noisy_neighbours(0, 1)
+    for name, figure in figures.items():
+        print(f"{name}: {figure}")
+    print("\n".join(failures) or "nothing noticed")
+    sys.exit(bool(failures))
