@@ -54,11 +54,17 @@ if TYPE_CHECKING:
     from service.log.opening import Store
 
 T = TypeVar("T")
+Row = tuple[Any, ...]  # the values of COLUMNS
 
 COLUMNS = "loop, position, time, kind, event, user, checksum, example, body"
 INSERT = f"INSERT INTO log ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 MORE_ROWS = ", (?, ?, ?, ?, ?, ?, ?, ?, ?)"
-ROWS_PER_STATEMENT = FOUND_TOGETHER = 100
+# SQLite keeps what a prepared statement was last given, and sqlite3 keeps 128 statements. So statements insert 1, 2,
+# 4, … or 64 rows, and a large row goes alone: with a statement for each number of rows, the writer's memory grew by
+# 5,050 rows.
+ROWS_PER_STATEMENT = 64
+LARGE_ROW = 16_384  # bytes
+FOUND_TOGETHER = 100
 NO_RECORDS = Head(0, 0, 0)
 NAMES = "loop, position, time, kind, event, user, checksum, example"
 BODIES = "CAST(body AS BLOB)"
@@ -80,6 +86,7 @@ SOME_OF_USER = f"""SELECT rowid FROM log INDEXED BY log_by_user
 SOME_ABOUT = f"""SELECT about.rowid FROM log AS rank JOIN log AS about INDEXED BY log_by_event
     ON about.loop = rank.loop AND about.event = rank.event
     WHERE rank.rowid IN ({SOME_OF_USER}) AND rank.kind = '{RANK}' AND about.kind IN {ABOUT} LIMIT ?3"""
+DELETE_ROWS = "DELETE FROM log WHERE rowid IN (SELECT value FROM json_each(?))"
 EXISTING = "SELECT DISTINCT event FROM log INDEXED BY log_by_event WHERE loop = ? AND event IN ({})"
 IS_RARE = f"kind IN {RARE}"  # SQLite uses the index log_by_kind only for queries with the same condition
 REPLACED_BASES = f"""DELETE FROM log WHERE rowid IN (
@@ -229,7 +236,7 @@ class SqliteLog:
                 return False
             doomed = about if len(about) == ERASED_AT_ONCE else [*about, *own]
             with self._transaction(db, {loop}) as batch:
-                batch.delete(loop, f"DELETE FROM log WHERE rowid IN ({', '.join(map(str, doomed))})", ())
+                batch.delete(loop, DELETE_ROWS, (str(doomed),))
             return True
 
     def existing(self, loop: str, events: Collection[str]) -> set[str]:
@@ -377,33 +384,39 @@ class _Batch:
         return outcomes + self._insert_some(some) if some else outcomes
 
     def _insert_some(self, groups: Sequence[Group]) -> list[Outcome]:
-        before, is_large = dict(self._heads), len(groups[0]) > ROWS_PER_STATEMENT
-        if is_large:  # it is alone, and takes several statements
-            self._db.execute("SAVEPOINT large")
+        before = dict(self._heads)
+        runs: list[Sequence[Row]] = []
         try:
-            return self._insert_rows(groups)
+            outcomes, rows = self._rows(groups)
+            runs = [*_runs(rows)]
+            if len(runs) > 1:
+                self._db.execute("SAVEPOINT runs")
+            for run in runs:
+                values = [value for row in run for value in row]
+                self._db.execute(_insertion(len(run)), tuple(values))
+            if len(runs) > 1:
+                self._db.execute("RELEASE runs")
+            return outcomes
         except (Refused, UnicodeEncodeError, sqlite3.Error) as error:
             if isinstance(error, sqlite3.Error) and not _is_refusal(error):
                 raise
-            if is_large:
-                self._db.execute("ROLLBACK TO large")
+            if len(runs) > 1:
+                self._db.execute("ROLLBACK TO runs")
+                self._db.execute("RELEASE runs")
             self._heads = before
             if len(groups) == 1:
                 return [self._refused(groups[0], error)]
         return [outcome for group in groups for outcome in self._insert_some([group])]
 
-    def _insert_rows(self, groups: Sequence[Group]) -> list[Outcome]:
-        values: list[Any] = []
+    def _rows(self, groups: Sequence[Group]) -> tuple[list[Outcome], list[Row]]:
+        """Return the position of each group's first record, and a row for each record."""
         outcomes: list[Outcome] = []
+        rows: list[Row] = []
         for group in groups:
             check_group(group)
             outcomes.append(self._heads.get(group[0].loop, NO_RECORDS).last + 1)
-            for record in group:
-                values += self._row(record)
-        for start in range(0, len(values), 9 * ROWS_PER_STATEMENT):
-            some = values[start : start + 9 * ROWS_PER_STATEMENT]
-            self._db.execute(_insertion(len(some) // 9), tuple(some))
-        return outcomes
+            rows += [self._row(record) for record in group]
+        return outcomes, rows
 
     def _refused(self, group: Group, error: Exception) -> Refused:
         if isinstance(error, Refused):
@@ -420,7 +433,7 @@ class _Batch:
                 return duplicate(record, int(first))
         return duplicate(group[-1], 0)  # of a record of the same group
 
-    def _row(self, record: Record) -> tuple[Any, ...]:
+    def _row(self, record: Record) -> Row:
         loop, kind, event, user, example, body = checked(record)
         head, time = self._heads.get(loop, NO_RECORDS), self._time
         position = head.last + 1
@@ -466,6 +479,23 @@ def _read_until(
             break
         results.append(result)
     return results
+
+
+def _runs(rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
+    """Yield the rows of one statement after another: a large row, or a power of two of small ones."""
+    first = 0
+    while first < len(rows):
+        following = rows[first : first + ROWS_PER_STATEMENT]
+        n_small = next((k for k, row in enumerate(following) if _n_bytes(row) > LARGE_ROW), len(following))
+        n_rows = 1 << max(n_small, 1).bit_length() - 1
+        yield following[:n_rows]
+        first += n_rows
+
+
+def _n_bytes(row: Row) -> int:
+    """Return the size of a row, nearly: of its example and its body."""
+    *_, example, body = row
+    return len(example or b"") + len(body)
 
 
 @functools.cache

@@ -12,7 +12,7 @@ import pytest
 from service.log.opening import Store, open_log, steady_clock
 from service.log.protocol import Duplicate, Pruning, StoreUnavailable
 from service.log.records import DamagedRecord, Record
-from service.log.sqlite import SqliteLog
+from service.log.sqlite import LARGE_ROW, ROWS_PER_STATEMENT, SqliteLog
 from service.log.sqlite_schema import SCHEMA_VERSION, sqlite_file
 
 
@@ -58,6 +58,40 @@ def test_other_tools_can_read_the_log_while_it_is_in_use(log, file):
 def test_nothing_of_a_record_goes_to_files_in_the_folder_for_temporary_files(log):
     append(log, rank("e"))
     assert list(log._db.execute("PRAGMA temp_store")) == [(2,)]  # in memory
+
+
+class Remembering:
+    """A connection that notes how many bytes each prepared statement was last given: SQLite keeps them."""
+
+    def __init__(self, connection):
+        self.connection, self.kept = connection, {}
+
+    def execute(self, sql, parameters=()):
+        self.kept[sql] = sum(len(value) for value in parameters if isinstance(value, (str, bytes)))
+        return self.connection.execute(sql, parameters)
+
+    def close(self):
+        self.connection.close()
+
+
+@pytest.mark.parametrize("size", [1_000, LARGE_ROW - 100, 100_000])
+def test_what_sqlite_keeps_of_rows_is_bounded_whatever_numbers_of_rows_are_stored_together(file, size):
+    connections = []
+
+    def connect():
+        connections.append(Remembering(sqlite_file(file)()))
+        return connections[-1]
+
+    body, n = b'"%s"' % (b"x" * size), 0
+    with SqliteLog(connect) as log:
+        for n_groups in (*range(1, 101, 3), 100):
+            append(log, *[rank(f"{n + k}", body=body) for k in range(n_groups)])
+            n += n_groups
+        assert log.heads()["shop"].last == n
+        insertions = [kept for sql, kept in connections[0].kept.items() if sql.startswith("INSERT INTO log")]
+    most_rows = sum(insertions) / size
+    assert most_rows < 2 if size > LARGE_ROW else most_rows < 2 * ROWS_PER_STATEMENT * 1.1
+    assert sum(insertions) < 2 * ROWS_PER_STATEMENT * (LARGE_ROW + 1_000)
 
 
 def test_a_body_too_long_for_sqlite_does_not_harm_its_neighbours(file):
