@@ -35,20 +35,22 @@ def subset(seed: int, t: int, n_clients: int, size: int) -> Array:
     return np.sort(np.concatenate([smaller, equal]))
 
 
-def event_draw(event_id: str) -> float:
-    """Return the event's uniform number in [0, 1): the first 53 bits of the SHA-256 of its id in UTF-8.
+def event_draw(event_id: str, prefix: str = "") -> float:
+    """Return the event's uniform number in [0, 1): the first 53 bits of the SHA-256 of prefix and id in UTF-8.
 
     >>> event_draw("a")
     0.7914827144317304
     """
-    return (int.from_bytes(hashlib.sha256(event_id.encode()).digest()[:8], "big") >> 11) * 2.0**-53
+    return (int.from_bytes(hashlib.sha256((prefix + event_id).encode()).digest()[:8], "big") >> 11) * 2.0**-53
 
 
-def event_draws(event_ids: Sequence[str]) -> list[float]:
+def event_draws(event_ids: Sequence[str], prefix: str = "") -> list[float]:
     """Return the result of ``event_draw`` for each id."""
     digests = []
+    prefix_sha = _SHA.copy()
+    prefix_sha.update(prefix.encode())
     for event_id in event_ids:
-        sha = _SHA.copy()
+        sha = prefix_sha.copy()
         sha.update(event_id.encode())
         digests.append(sha.digest())
     drawn: list[float] = ((np.frombuffer(b"".join(digests), ">u8")[::4] >> 11) * 2.0**-53).tolist()

@@ -29,7 +29,8 @@ LONGEST_REASON = 1_000  # characters of why a control group is held
 LONGEST_ANNOTATIONS = 20_000  # characters, all together
 LARGEST_NUMBER = 30.0  # of features in new loops with adagrad, whose steps diverge on larger ones
 MOST_BITS = 24  # of AdaGrad, whose steps touch few weights
-FIXED = ("model", "global_learner", "hyperparameters", "bits")  # cannot change after a loop's creation
+# Settings that cannot change after a loop's creation.
+FIXED = ("model", "global_learner", "hyperparameters", "bits", "draws_by_loop")
 
 
 class ModelSettings(NamedTuple):
@@ -224,6 +225,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         ),
     ] = None
     annotations: Annotated[dict[str, str], about("Strings by name, for other tools.")] = {}
+    draws_by_loop: Annotated[
+        bool,
+        about(
+            "Whether an event's draw depends on the loop's name and the event's id, or on the id alone. "
+            "The service sets it: true for new loops, false for loops of versions without this setting; fixed."
+        ),
+    ] = False
 
     def __post_init__(self) -> None:
         if self.policy is None:
@@ -263,6 +271,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """γ of the SquareCB policies after one reward, in units of the reward range for the optimistic one."""
         default = HOSTED[str(self.policy)].get("gamma", HOSTED["squarecb"]["gamma"])
         return float(default if self.gamma is None else self.gamma)
+
+    def draw_prefix(self, loop: str) -> str:
+        """Return what precedes an event's id where its number is drawn, in a loop of this name."""
+        return f"{loop}\0" if self.draws_by_loop else ""
 
     @property
     def n_weights(self) -> int:
@@ -316,6 +328,12 @@ def read_settings(fields: dict[str, Any]) -> Settings:
         message = f"update_interval must be at least {SHORTEST_INTERVAL:g}, got {settings.update_interval:g}"
         raise ApiError(422, "invalid_settings", message, "update_interval")
     return settings
+
+
+def of_new_loop(settings: Settings) -> Settings:
+    """Return the settings of a new loop: draws of events and of its control group depend on its name."""
+    control = settings.control.after(Control())
+    return msgspec.structs.replace(settings, control=control, draws_by_loop=True)
 
 
 def _named(message: str) -> str | None:

@@ -36,9 +36,9 @@ export function pick(chances, uniform) {
   return last;
 }
 
-/** An event's uniform number in [0, 1): the first 53 bits of the SHA-256 of its id. */
-export async function eventDraw(eventId) {
-  const digest = new DataView(await crypto.subtle.digest("SHA-256", new TextEncoder().encode(eventId)));
+/** An event's uniform number in [0, 1): the first 53 bits of the SHA-256 of the loop's prefix and its id. */
+export async function eventDraw(eventId, prefix = "") {
+  const digest = new DataView(await crypto.subtle.digest("SHA-256", new TextEncoder().encode(prefix + eventId)));
   return Number(digest.getBigUint64(0) >> 11n) * 2 ** -53;
 }
 

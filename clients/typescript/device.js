@@ -112,7 +112,7 @@ export class FedresDevice {
     const named = listed.map(({ id, features: its }) => [checkName("actions", id), its ?? {}]);
     const allowed = named.map(([id]) => !excluded.includes(id));
     if (!allowed.some(Boolean)) throw new RangeError(`exclude must leave at least one action, got all ${named.length} of them`);
-    const uniform = await eventDraw(eventId);
+    const uniform = await eventDraw(eventId, this.#round.draw_prefix);
     return this.#inTurn(async () => {
       if (this.#waiting.has(eventId)) throw new RangeError(`eventId must be new, got ${eventId}, which waits for its reward`);
       const { means: scores, widths, nLearned, taken } = this.#half.score(context, own, named);

@@ -171,6 +171,7 @@ export interface Round {
   gamma: number;
   learning_rate: number;
   largest_number: number;
+  draw_prefix: string;
   reward_range: number[];
   settings_version: number;
   version: number;
@@ -210,6 +211,7 @@ export interface Settings {
   defences?: Defences;
   retention?: number | null;
   annotations?: Record<string, unknown>;
+  draws_by_loop?: boolean;
 }
 
 /** A place for one action, its features, what it must not show, and what it would show without the service. */

@@ -35,6 +35,7 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
     version: int = 0  # of the newest model
     n_learned: int = 0
     number: int | None = None  # of this client, in loops whose learner counts them
+    draw_prefix: str = ""  # what precedes an event's id where its number is drawn
 
 
 def probabilities(scores: Array, widths: Array, allowed: Array, settings: Round, n_learned: int) -> Array:
@@ -44,6 +45,6 @@ def probabilities(scores: Array, widths: Array, allowed: Array, settings: Round,
     return chances
 
 
-def choose(event_id: str, chances: Array) -> int:
-    """Return the action that the event's uniform number falls on."""
-    return int(pick(chances, event_draw(event_id)))
+def choose(event_id: str, chances: Array, prefix: str) -> int:
+    """Return the action that the event's uniform number falls on; ``prefix`` is the loop's ``draw_prefix``."""
+    return int(pick(chances, event_draw(event_id, prefix)))

@@ -202,7 +202,7 @@ class Device(ABC):
                 raise ValueError(f"event_id must be new, got {offer.event_id!r}, which waits for its reward")
             scored = self._scored(offer, shared_scores)
             chances = probabilities(scored.means, scored.widths, offer.allowed, self.settings, scored.n_learned)
-            k = choose(offer.event_id, chances)
+            k = choose(offer.event_id, chances, self.settings.draw_prefix)
             with self._store.transaction(durable=False):
                 self._store.wait(offer.event_id, scored.waiting(k), self._queue_limit)
         named = dict(zip(offer.caller_ids, scored.means.tolist(), strict=True))

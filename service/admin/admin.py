@@ -38,7 +38,7 @@ from service.rank.explaining import personal_model
 from service.rank.quotas import exceeded
 from service.rank.ranker import ERASE_SECONDS, RankerContext
 from service.rank.requests import Action, check_id
-from service.settings import DEFAULT_LOOP, DEFAULT_MODEL, FIXED, Control, Settings, read_settings
+from service.settings import DEFAULT_LOOP, DEFAULT_MODEL, FIXED, Control, Settings, of_new_loop, read_settings
 from service.times import iso_time
 
 MERGED = ("control", "defences")  # settings with fields, of which a change keeps those that it does not name
@@ -75,7 +75,7 @@ class Admin:
         if not name.replace("-", "").replace("_", "").replace(".", "").isalnum() or not name.isascii():
             raise invalid(f"loop must be letters, digits, '-', '_' and '.', got {name!r}", "loop")
         self._context.check_follows(name)
-        new_settings = _with_draws(read_settings(settings or {}), Control())
+        new_settings = of_new_loop(read_settings(settings or {}))
         body = encode(new_settings)
         names_largest = "largest_number" in (settings or {})
         if name in self.loops():
@@ -97,8 +97,10 @@ class Admin:
         """
         created = await self._context.look_up(name, lambda log: log.of_kind(name, LOOP)[-1])
         made = read_settings_body(created.body)
+        same_rules = {"draws_by_loop": made.draws_by_loop}
         if not names_largest:
-            settings = msgspec.structs.replace(settings, largest_number=made.largest_number)
+            same_rules["largest_number"] = made.largest_number
+        settings = msgspec.structs.replace(settings, **same_rules)
         if made != _with_draws(settings, made.control):
             message = f"loop {name!r} exists with other settings; change them with PATCH /v1/loops/{name}/settings"
             raise ApiError(409, "loop_exists", message, "loop")

@@ -130,8 +130,9 @@ def prepare(
             action = actions[place - 1]
             to_hash.append(Named(f"actions[{place - 1}]", action.id, features_of(action, loop.catalogue)))
     new_rows = iter(preparer.hash_all(to_hash))
-    events = zip(event_ids, event_draws(event_ids), strict=True)
     settings = loop.view.settings
+    draws = event_draws(event_ids, settings.draw_prefix(loop.view.name))
+    events = zip(event_ids, draws, strict=True)
     prepared: list[PreparedRequest | ApiError] = []
     for each in accepted:
         if isinstance(each, ApiError):

@@ -309,7 +309,7 @@ def prepare(config: Config) -> None:
     from service.models.published import make_current
     from service.roles import learner, ranker, writer
     from service.roles.warm_up import models_in, warm_up_for
-    from service.settings import DEFAULT_LOOP, DEFAULT_MODEL, Settings
+    from service.settings import DEFAULT_LOOP, DEFAULT_MODEL, Settings, of_new_loop
 
     _ = (learner, ranker, writer)
     make_current(config.run)
@@ -320,7 +320,7 @@ def prepare(config: Config) -> None:
         check_keys(opened, open_keys(config.store))
         followed = config.loops is None or DEFAULT_LOOP in config.loops
         if followed and DEFAULT_LOOP not in opened.heads():
-            opened.append([[Record(DEFAULT_LOOP, LOOP, "loop after 0", body=encode(Settings()))]])
+            opened.append([[Record(DEFAULT_LOOP, LOOP, "loop after 0", body=encode(of_new_loop(Settings())))]])
         models = models_in(opened) | {DEFAULT_MODEL}
     finally:
         opened.close()

@@ -47,7 +47,8 @@ def stream(n, seed=7):
 
 
 def loop_of(live, name, model="adagrad", **settings):
-    live.make_loop(name, model=model, update_interval=0.005, **settings)
+    """Make a loop in which an event has the same draw as in others."""
+    live.make_earlier_loop(name, model=model, update_interval=0.005, **settings)
     return name
 
 

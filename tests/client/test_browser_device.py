@@ -10,6 +10,7 @@ from needs import needs_node
 from proxies import DROP, MUTE, PASS, REPEAT, TWICE, FaultyProxy
 
 from fedres.client import DeviceClient
+from fedres.draws import event_draw
 from fedres.local_learners.linear import LinearLearner
 
 
@@ -86,6 +87,29 @@ def test_with_residual_kalman_too(live, played, tmp_path, n, settings):
         assert answer["context"] == expected["context"]
         close_to([answer["local"], answer["variance"]], [expected["local"], expected["variance"]])
         close_to(answer["slopes"], expected["slopes"])
+
+
+@needs_node
+def test_in_a_new_loop_both_draw_by_the_loop_and_the_event(live, played, tmp_path):
+    live.make_loop("new-draws", model="adagrad", epsilon=1.0)
+    prefix = live.engine.settings("new-draws")[1].draw_prefix("new-draws")
+    assert prefix == "new-draws\0"
+    ids = [f"event {k}" for k in range(40)]
+    expected = [list(MENU)[int(event_draw(name, prefix) * 3)] for name in ids]
+    assert expected != [list(MENU)[int(event_draw(name) * 3)] for name in ids]
+    played("open", opened(live, "new-draws", "new-draws"))
+    played("sync")
+    options = {"loop": "new-draws", "learner": "linear", "sync_seconds": None, "open_seconds": 0}
+    with DeviceClient(live.url, "phone 2", tmp_path / "phone", **options) as device:
+        device.sync()
+        assert [device.decide({}, MENU, event_id=name).action for name in ids] == expected
+        device.reward(ids[0], 1.0)
+    requests = [{"context": {}, "actions": MENU, "eventId": name} for name in ids]
+    assert [played("decide", request)["action"] for request in requests] == expected
+    with DeviceClient(live.url, "phone 2", tmp_path / "phone", **options) as device:
+        # The rule is kept on the device.
+        action = device.decide({}, MENU, event_id="later").action
+        assert action == list(MENU)[int(event_draw("later", prefix) * 3)]
 
 
 @needs_node

@@ -85,7 +85,7 @@ def test_probabilities_and_draws_are_the_services_to_the_bit(policy):
         means = score(prepared, shared.weights)[0].astype(np.float64)
         own = probabilities(means, np.zeros(4), allowed, mine, 40)
         assert own.tolist() == chances
-        assert choose(f"e{k}", own) == action
+        assert choose(f"e{k}", own, mine.draw_prefix) == action
         learn(prepared, int(rng.integers(4)), rng.uniform(-0.5, 0.5), shared)
 
 

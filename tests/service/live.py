@@ -18,7 +18,9 @@ from service.http.audit import Audit
 from service.http.keys import Keys
 from service.http.request import Limits
 from service.http.server import HttpServer, bind
+from service.log.records import LOOP, Record, encode
 from service.rank.ranker import RankerContext
+from service.settings import Settings
 from service.times import system_clock
 
 be_patient()
@@ -100,6 +102,11 @@ class Live:
     def make_loop(self, name, **settings):
         with self.client() as http:
             http.post("/v1/loops", json={"name": name, "settings": settings}).raise_for_status()
+
+    def make_earlier_loop(self, name, **settings):
+        """Make a loop as an earlier version did, whose draws depend on the event's id alone."""
+        record = Record(name, LOOP, "loop after 0", body=encode(Settings(**settings)))
+        self.run(self.engine.context.append_now, record)
 
     def run(self, function, *arguments):
         """Return what a function of the engine gives, on the engine's own thread."""

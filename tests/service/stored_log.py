@@ -23,12 +23,15 @@ from machine import Clock, running
 from playing import raw, request
 
 from service.errors import ApiError
+from service.log.records import LOOP, Record, encode
 from service.rank.requests import Action, RankRequest
 from service.rank.slots import Slot, SlotsRequest
+from service.settings import Settings
 
 FILE = Path(__file__).with_suffix(".txt")
 ADAGRAD = {"model": "adagrad", "policy": "epsilon-greedy", "epsilon": 0.3, "bits": 10}
 FORMULA = {"outcomes": {"click": 60.0, "buy": 120.0}, "formula": "0.2 * click + 0.8 * buy", "wait_time": 120.0}
+EARLIER_LOOPS = ("default", "adagrad", "formula")  # whose draws depend on the event's id alone
 CONTROLS = [
     {"apprentice": True},
     {"apprentice": False, "control": {"share": 0.5, "baseline": "first"}},
@@ -71,8 +74,14 @@ async def decided(engine, clock, loop, first, n):
     return results
 
 
+def made_before_draws_by_loop(engine, loop, fields):
+    """Create a loop as a version did whose draws depend on the event's id alone."""
+    body = encode(Settings(**fields))
+    engine.log.append([[Record(loop, LOOP, "loop after 0", body=body)]])
+
+
 async def rewarded(engine, loop, event_id, value, j):
-    if loop == "formula":
+    if loop in ("formula", "new"):
         outcomes = {"click": 1.0, "buy": value} if j % 2 else {"click": value}
         await engine.reward(loop, event_id, outcomes=outcomes)
     else:
@@ -83,10 +92,11 @@ async def played(folder):
     """Return the log's records and the results of the script."""
     clock, results = Clock(), []
     async with running(folder, clock=clock) as engine:
-        await engine.create_loop("adagrad", ADAGRAD)
-        await engine.create_loop("formula", FORMULA)
+        for loop, fields in (("adagrad", ADAGRAD), ("formula", FORMULA)):
+            made_before_draws_by_loop(engine, loop, fields)
+        await engine.settle()
         put = [Action(f"c{n}", raw({"topic": f"t{n % 2}", "size": n})) for n in range(4)]
-        for loop in ("default", "adagrad", "formula"):
+        for loop in EARLIER_LOOPS:
             await engine.put_actions(loop, put, [])
             await engine.settle()
             results += await decided(engine, clock, loop, 0, 36)
@@ -98,7 +108,12 @@ async def played(folder):
         results += [await engine.rank_slots("default", page), await engine.rank("default", ranks("default", 1))]
         clock.pass_seconds(700)
         await engine.settle()
-        return [entry for loop in ("default", "adagrad", "formula") for entry in engine.logged(loop)], results
+        entries = [entry for loop in EARLIER_LOOPS for entry in engine.logged(loop)]
+        await engine.create_loop("new", FORMULA)
+        await engine.put_actions("new", put, [])
+        await engine.settle()
+        results += await decided(engine, clock, "new", 0, 36)
+        return [*entries, *engine.logged("new")], results
 
 
 def lines(entries, results):

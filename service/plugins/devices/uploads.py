@@ -271,6 +271,7 @@ def round_of(loop: Loop, client: str | None, t: int | None) -> dict[str, Any]:
     return {
         **{name: getattr(settings, name) for name in OF_SETTINGS},
         "gamma": settings.greed,
+        "draw_prefix": settings.draw_prefix(view.name),
         "settings_version": view.settings_version,
         "version": view.version,
         "n_learned": loop.n_learned,

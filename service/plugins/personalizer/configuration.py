@@ -89,7 +89,7 @@ def azure_settings(settings: Settings | None = None) -> Settings:
     base = settings or Settings()
     low, high = base.reward_range
     changes: dict[str, Any] = {"reward_range": (min(low, -1.0), max(high, 1.0)), "wait_from": "rank"}
-    if base == Settings():
+    if _without_rules(base) == Settings():
         changes |= {"policy": "epsilon-greedy", "epsilon": DEFAULT_EPSILON}
     kept = msgspec.structs.replace(kept_of(base), native=False)
     return msgspec.structs.replace(base, **changes, annotations=_annotated(base, kept))
@@ -100,6 +100,12 @@ def _adopted(settings: Settings) -> dict[str, Any]:
     is_native = kept_of(settings).native
     fields: dict[str, Any] = msgspec.to_builtins(azure_settings(settings) if is_native else settings)
     return fields
+
+
+def _without_rules(settings: Settings) -> Settings:
+    """Return settings without the rules of draws, which the service sets."""
+    control = msgspec.structs.replace(settings.control, by_loop=False)
+    return msgspec.structs.replace(settings, control=control, draws_by_loop=False)
 
 
 def _annotated(settings: Settings, kept: AzureSettings) -> dict[str, str]:

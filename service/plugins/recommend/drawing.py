@@ -59,7 +59,8 @@ def draw_places(
     else:
         learned = _by_popularity(loop, items, popular, allowed, len(events))
     drawn, count = list[Drawn](), int(allowed.sum())
-    for event, u in zip(events, event_draws(events), strict=True):
+    draws = event_draws(events, settings.draw_prefix(loop.view.name))
+    for event, u in zip(events, draws, strict=True):
         arm = TREATMENT if is_experiment else None
         agreed = None
         if is_experiment and control.decides_for(loop.view.name, user or event):

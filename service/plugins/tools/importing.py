@@ -39,7 +39,7 @@ from service.models.published import Loop
 from service.plugins.tools.decision_files import DecisionFile
 from service.plugins.tools.dsjson import Logged
 from service.rank.decide import Decision, prepare
-from service.settings import Settings
+from service.settings import Settings, of_new_loop
 
 BATCH = 1_000  # lines that are stored together
 UNREADABLE = (ValueError, RecursionError, msgspec.MsgspecError)  # errors of an invalid line
@@ -218,6 +218,7 @@ def _settings_in(log: Log, name: str, settings: Settings) -> tuple[Settings, int
     if entry is None:
         deleted = log.of_kind(name, DELETED)
         event = f"loop after {deleted[-1].position if deleted else 0}"
+        settings = of_new_loop(settings)
         [position] = log.append([[Record(name, LOOP, event, body=encode(settings))]])
         if isinstance(position, Refused):
             raise position

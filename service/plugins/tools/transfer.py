@@ -17,6 +17,7 @@ import numpy as np
 
 from fedres.lease import Lease
 from fedres.progress import Progress, ignore_progress
+from service.learn.loop_state import read_settings_body
 from service.log.checking import readable
 from service.log.files import replacing, with_companions
 from service.log.protocol import Head, Log
@@ -314,7 +315,7 @@ class ModelChecks:
 
     def _load(self, entry: Entry) -> None:
         if entry.kind in (LOOP, SETTINGS):
-            self._settings[entry.loop] = msgspec.json.decode(entry.body, type=Settings)
+            self._settings[entry.loop] = read_settings_body(entry.body)
         elif entry.kind in (MODEL, BASE):
             # Imported here as it takes a second, and most commands and logs do not need it.
             from service.models.loop_metadata import Base, PersonalBase

@@ -10,6 +10,7 @@ from machine import Clock, running
 from playing import refused, request
 
 from fedres.draws import event_draw
+from service.learn.loop_state import read_settings_body
 from service.plugins.reports.lift import sentence
 from service.settings import Control
 
@@ -64,6 +65,43 @@ def test_two_loops_draw_their_groups_independently_and_an_ongoing_experiment_kee
             assert group(engine, "default") == drawn
             await engine.patch_settings("a", {"control": {"by_loop": False}})  # which only the service sets
             assert group(engine, "a") == groups[1]
+
+    asyncio.run(story())
+
+
+async def drawn_actions(engine, loop, ids, **fields):
+    requests = [request(user=None, n_actions=10, event_id=name, **fields) for name in ids]
+    return [result.action_id for result in await engine.rank_many(loop, requests)]
+
+
+def test_two_new_loops_draw_one_event_id_independently_and_earlier_loops_keep_their_draws(tmp_path):
+    ids = [f"page {k}" for k in range(300)]
+
+    def by(prefix):
+        return [f"a{int(event_draw(name, prefix) * 10)}" for name in ids]
+
+    async def story():
+        async with running(tmp_path) as engine:  # its record has no rule of draws
+            for loop in ("a", "b"):
+                version = await engine.create_loop(loop)
+                assert await engine.create_loop(loop) == version
+            drawn = {loop: await drawn_actions(engine, loop, ids) for loop in ("default", "a", "b")}
+            assert drawn == {"default": by(""), "a": by("a\0"), "b": by("b\0")}
+            for one, other in (("default", "a"), ("a", "b")):
+                same = sum(x == y for x, y in zip(drawn[one], drawn[other], strict=True))
+                assert 5 < same < 60  # 30 expected, not 300
+            settings = engine.settings("default")[1]
+            assert not settings.draws_by_loop
+            await engine.put_settings("default", {"gamma": 5.0})
+            await engine.patch_settings("a", {"gamma": 5.0})
+            assert not engine.settings("default")[1].draws_by_loop
+            assert engine.settings("a")[1].draws_by_loop
+            for loop, changed in (("default", True), ("a", False)):
+                change = engine.patch_settings(loop, {"draws_by_loop": changed})
+                assert await refused(change) == (409, "fixed_setting")
+            assert read_settings_body(engine.logged("a")[0].body).draws_by_loop
+            repeat = await engine.rank("a", request(user=None, n_actions=10, event_id=ids[0]))
+            assert repeat.action_id == drawn["a"][0]
 
     asyncio.run(story())
 

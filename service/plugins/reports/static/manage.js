@@ -2,7 +2,7 @@
 import { act, ask, confirm, count, el, json, link, loopPath, number, say, section, send, table, when } from "./parts.js";
 
 const IGNORED = { "residual-kalman": ["learning_rate", "crosses", "global_learner", "hyperparameters", "bits", "timing"] }; // by model, as service/settings.py has it
-const FIXED = ["model", "global_learner", "hyperparameters", "bits"]; // once a loop is created
+const FIXED = ["model", "global_learner", "hyperparameters", "bits", "draws_by_loop"]; // once a loop is created
 const WINDOW = 1000; // records looked through for the newest events
 const NEWEST = 50;
 
