@@ -26,6 +26,8 @@ PRAGMAS = (
     "temp_store=MEMORY",  # else every large commit copies pages to a file in the folder for temporary files
 )
 
+SAFE_VERSION = (3, 51, 3)  # of SQLite: earlier ones have https://sqlite.org/wal.html#walresetbug
+
 INCREMENTAL = 2  # how SQLite calls a file that can be shortened step by step, from its making on
 
 _ONCE = " ".join(f"WHEN '{kind}' THEN {number}" for number, kind in enumerate(ONCE))
@@ -90,6 +92,15 @@ def opened(connect: Connect) -> Connection:
         close(db)
         raise
     return db
+
+
+def version_note(version: tuple[int, int, int] = sqlite3.sqlite_version_info) -> str:
+    """Return which SQLite is in use, and what is known about an old one."""
+    name = "SQLite " + ".".join(map(str, version))
+    if version >= SAFE_VERSION:
+        return name
+    known = "versions before 3.51.3 may lose pages where one connection checkpoints while another commits"
+    return f"{name}: {known}; in this service one connection does both (docs/operate/operations.md)"
 
 
 def close(db: Connection) -> None:

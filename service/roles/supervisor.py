@@ -306,6 +306,7 @@ def prepare(config: Config) -> None:
     from service.learn.loss_check import check_losses
     from service.log.opening import open_log
     from service.log.records import LOOP, Record, encode
+    from service.log.sqlite_schema import version_note
     from service.models.published import make_current
     from service.roles import learner, ranker, writer
     from service.roles.warm_up import models_in, warm_up_for
@@ -315,6 +316,8 @@ def prepare(config: Config) -> None:
     make_current(config.run)
     for lost in check_losses(config.store, accept=config.accept_loss):
         log.warning("accepted: %s", lost)
+    if config.store.is_sqlite:
+        log.info("%s", version_note())
     opened = open_log(config.store, verify=True)
     try:
         check_keys(opened, open_keys(config.store))
