@@ -30,7 +30,8 @@ def read_items(
     """Yield the items of a file. ``lists`` maps columns with several values to their separator.
 
     A line of JSON is ``{"id", "features"}``, or the features including the id. In a CSV file, cells that parse as
-    numbers are numbers, ``true`` and ``false`` are booleans, and empty cells are left out.
+    numbers are numbers, ``true`` and ``false`` are booleans, and empty cells are left out. So are cells such
+    as ``nan``, which pandas writes for a missing value: a number that is not a number could not be a feature anyway.
     """
     lists = lists or {}
     if is_table(path):
