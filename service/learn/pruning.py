@@ -43,6 +43,7 @@ class Prunings:
 
     def step(self, follower: Follower) -> None:
         self.busy = False
+        self._forget_others(follower)
         for name, state in list(follower.loops.items()):
             if time.monotonic() < self._retry.get(name, 0.0):
                 continue
@@ -53,6 +54,13 @@ class Prunings:
                 elif follower.has_read(state, epoch):
                     with follower.alone(name):
                         self._go_on(follower, state, epoch)
+
+    def _forget_others(self, follower: Follower) -> None:
+        """Forget loops that were deleted."""
+        for kept in (self._after, self._looked, self._retry, self.kept):
+            for name in [*kept] if len(kept) > len(follower.loops) else ():
+                if name not in follower.loops:
+                    del kept[name]
 
     def _is_under_way(self, state: LoopState) -> bool:
         """Return whether a pruning may still be unfinished."""
