@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import nullcontext
 from typing import Annotated, Any
 
 import msgspec
 
 from fedres.event_ids import new_event_id
-from fedres.scoring.features import Named
+from fedres.scoring.features import Named, Preparer
 from fedres.scoring.flattening import FeatureError
 from service.admin.exporting import export_lines, time_or_none
 from service.errors import ApiError, invalid
@@ -34,6 +35,7 @@ from service.log.records import (
 from service.models.loop_metadata import LoopView
 from service.models.personal import has_data
 from service.models.table import model_kind
+from service.rank.decide import FEW_BYTES
 from service.rank.explaining import personal_model
 from service.rank.quotas import exceeded
 from service.rank.ranker import ERASE_SECONDS, RankerContext
@@ -226,17 +228,17 @@ class Admin:
     async def put_actions(self, loop: str, put: Sequence[Action] = (), retire: Sequence[str] = ()) -> int:
         """Add, change and retire actions; return the position of the change."""
         self._check_catalogue(loop, put, retire)
-        named = [Named("", action.id, bytes(action.features)) for action in put]
-        preparer = self._context.preparer_of(self._context.loop(loop))
-        for place, (action, row) in enumerate(zip(put, preparer.hash_all(named), strict=True)):
-            check_id(f"put[{place}].id", action.id)
-            if isinstance(row, FeatureError):
-                message = f"put[{place}]: {str(row).removeprefix(': ')}"
-                raise ApiError(422, "invalid_features", message, f"put[{place}]")
-            try:
-                read_meaning(msgspec.json.decode(action.features) if action.features else None)
-            except ValueError as error:
-                raise ApiError(422, "invalid_features", f"put[{place}]: {error}", f"put[{place}]") from None
+
+        published = self._context.loop(loop)
+        if sum([len(action.features) for action in put]) > FEW_BYTES:
+            preparer = Preparer.within(published.view.settings.largest_number)
+
+            def check(_: None) -> None:
+                _check_actions(put, preparer)
+
+            await self._context.threads.call(loop, nullcontext, check)
+        else:
+            _check_actions(put, self._context.preparer_of(published))
         actions = [InlineAction(action.id, msgspec.Raw(bytes(action.features) or b"{}")) for action in put]
         body = encode(ActionsBody(actions, list(retire)))
         return await self._context.append_now(Record(loop, ACTIONS, body=body))
@@ -265,9 +267,13 @@ class Admin:
         """Replace the shared model; personal models stay. Return the new model version."""
         view = self._context.loop(loop).view
         created = await self._context.look_up(loop, lambda log: log.of_kind(loop, LOOP)[-1])
-        try:
-            ranges = view.seen_range, read_settings_body(created.body).reward_range
+        ranges = view.seen_range, read_settings_body(created.body).reward_range
+
+        def check(_: None) -> None:
             model_kind(view.settings).check(view.settings, state, ranges)
+
+        try:
+            await self._context.threads.call(loop, nullcontext, check)
         except ValueError as error:
             raise ApiError(422, "invalid_model", str(error)) from None
         return await self._context.append_now(Record(loop, MODEL, body=state))
@@ -378,6 +384,20 @@ class Admin:
             )
             for reward in rewards
         ]
+
+
+def _check_actions(put: Sequence[Action], preparer: Preparer) -> None:
+    """Refuse actions whose ids or features are invalid."""
+    named = [Named("", action.id, bytes(action.features)) for action in put]
+    for place, (action, row) in enumerate(zip(put, preparer.hash_all(named), strict=True)):
+        check_id(f"put[{place}].id", action.id)
+        if isinstance(row, FeatureError):
+            message = f"put[{place}]: {str(row).removeprefix(': ')}"
+            raise ApiError(422, "invalid_features", message, f"put[{place}]")
+        try:
+            read_meaning(msgspec.json.decode(action.features) if action.features else None)
+        except ValueError as error:
+            raise ApiError(422, "invalid_features", f"put[{place}]: {error}", f"put[{place}]") from None
 
 
 def _with_draws(settings: Settings, before: Control) -> Settings:

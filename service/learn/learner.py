@@ -189,6 +189,7 @@ class Learner(Follower):
         erased = [token for token in self.orphans_erased if token in self.erasures.cleaned]
         view = LearnerView(of_all, standing_still, self.rebuilt, used, incomplete, erased)
         self.publisher.publish_learner(view)
+        self.publisher.note_waiting(sum(state.waiting_bytes for state in self.loops.values()))
         self.publisher.done()
         if self._show_at < math.inf and (not incomplete or self.clock() > self._show_at):
             self._show_at = math.inf
@@ -201,9 +202,8 @@ class Learner(Follower):
             return False
         with self.alone(name):
             began = time.monotonic()
-            waiting_bytes = sum(each.waiting_bytes for each in self.loops.values())
             note_weights(state)
-            publish_loop(self.publisher, state, self.erasures.cleaned, waiting_bytes, self.seconds[name])
+            publish_loop(self.publisher, state, self.erasures.cleaned, self.seconds[name])
             state.publish_seconds = time.monotonic() - began
             self._shown.add(name)
         return True

@@ -14,12 +14,10 @@ SHARE = 0.05  # of the time that publishing a loop takes
 MOST_SECONDS = 0.5  # longest delay of a publication
 
 
-def publish_loop(
-    publisher: Publisher, state: LoopState, cleaned: Collection[str], all_waiting_bytes: int, learner_seconds: float
-) -> None:
+def publish_loop(publisher: Publisher, state: LoopState, cleaned: Collection[str], learner_seconds: float) -> None:
     """Publish a loop; erasures are complete once no file of this machine has anything of the user.
 
-    ``all_waiting_bytes`` are those of all loops; ``learner_seconds`` is the time spent on this one.
+    ``learner_seconds`` is the time spent on this loop.
     """
     metadata = state.metadata
     pieces = publisher.publish_catalogue(metadata.id, metadata.catalogue, state.unpublished_actions)
@@ -47,7 +45,6 @@ def publish_loop(
         n_early_rewards=state.join.n_early_rewards,
         n_settings=len(metadata.history),
         waiting_bytes=state.waiting_bytes,
-        all_waiting_bytes=all_waiting_bytes,
         learner_seconds=learner_seconds,
     )
     if state.clients_changed:

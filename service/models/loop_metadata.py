@@ -168,7 +168,6 @@ class LoopView(msgspec.Struct, array_like=True):
     n_early_rewards: int = 0  # of the events that are not decided yet
     n_settings: int = 1  # settings with which events may wait
     waiting_bytes: int = 0  # of memory that pending events take, about
-    all_waiting_bytes: int = 0  # of all loops, when this one was published
     learner_seconds: float = 0.0  # work of the learner on it since its start
 
     @property

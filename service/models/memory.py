@@ -32,7 +32,8 @@ from fedres.key_tables import mixed_word
 VIRTUAL_BYTES = 1 << 37  # of address space, or as much as is available; memory is used as blocks are allocated
 LEAST_VIRTUAL_BYTES = 1 << 30
 MAGIC = 0x66726573_6D656D31
-MAGIC_AT, INDEX_AT, PUBLISHED_AT, HEARTBEAT_AT, SECRET_AT = 0, 1, 2, 3, 4  # words of the header
+# Words of the header.
+MAGIC_AT, INDEX_AT, PUBLISHED_AT, HEARTBEAT_AT, SECRET_AT, WAITING_AT = range(6)
 FIRST_BLOCK = 512
 HEAD = 5  # words of a block before its data
 SMALLEST_INDEX = 1 << 10  # entries

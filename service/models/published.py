@@ -32,6 +32,7 @@ from service.models.memory import (
     PUBLISHED_AT,
     RETRIES,
     TORN,
+    WAITING_AT,
     Key,
     MemoryReader,
     MemoryWriter,
@@ -175,6 +176,10 @@ class Publisher:
         """Announce a publication, and give a sign of life."""
         self.beat()
         self.memory.published()
+
+    def note_waiting(self, n_bytes: int) -> None:
+        """Show the bytes of events of all loops that wait for their reward."""
+        self.memory.words[WAITING_AT] = np.uint64(n_bytes)
 
     def beat(self) -> None:
         """Give a sign of life."""
@@ -402,6 +407,11 @@ class PublishedModels:
     def learner(self) -> LearnerView | None:
         memory = self._look()
         return None if memory is None else _learner_view(memory)
+
+    @property
+    def all_waiting_bytes(self) -> int:
+        """Bytes of the events of all loops that wait for their reward, as of the learner's last turn."""
+        return 0 if self.memory is None else int(self.memory.words[WAITING_AT])
 
     def staleness(self) -> float:
         """Return the seconds since the learner's last sign of life."""

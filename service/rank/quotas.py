@@ -38,18 +38,18 @@ class Quotas:
         for name, value in asdict(self).items():
             checks.whole(name, value)
 
-    def check_pending(self, view: LoopView) -> None:
-        """Refuse decisions of a loop with too many pending events."""
+    def check_pending(self, view: LoopView, all_bytes: int) -> None:
+        """Refuse decisions of a loop with too many pending events; ``all_bytes`` are those of all loops."""
         if view.n_waiting >= self.pending_events:
             raise exceeded("pending_events", self.pending_events, "events that wait for their reward", view.name)
-        self.check_bytes(view, 1)
+        self.check_bytes(view, all_bytes, 1)
 
-    def check_bytes(self, view: LoopView, times: int) -> None:
+    def check_bytes(self, view: LoopView, all_bytes: int, times: int) -> None:
         """Refuse additions to pending events beyond ``times`` their memory quota: 1 for decisions, 2 for rewards."""
         what = "bytes of events that wait for their reward"
         if view.waiting_bytes >= times * self.pending_bytes:
             raise exceeded("pending_bytes", self.pending_bytes, what, view.name)
-        if view.all_waiting_bytes >= times * self.all_pending_bytes:
+        if all_bytes >= times * self.all_pending_bytes:
             raise exceeded("all_pending_bytes", self.all_pending_bytes, what)
 
 

@@ -90,6 +90,7 @@ class RankerContext:
         self._open_log = open_log
         self._look_ups = LookUps(open_log)
         self.threads = FairThreads("decision", DECIDING_THREADS, 1, MOST_DECIDING)
+        self._rewards = RewardCounts()
         self._only = only
         self._archive: Log | None = None
         self.closed = False
@@ -112,6 +113,11 @@ class RankerContext:
             self.check_follows(name)
             raise ApiError(404, "unknown_loop", f"loop {name!r} does not exist; create it with POST /v1/loops", "loop")
         return loop
+
+    @property
+    def all_waiting_bytes(self) -> int:
+        """Bytes of the events of all loops that wait for their reward, as of the learner's last turn."""
+        return self.models.all_waiting_bytes
 
     def check_follows(self, name: str) -> None:
         """Refuse a loop that this machine does not follow."""
@@ -137,6 +143,30 @@ class RankerContext:
     async def look_up(self, loop: str, function: Callable[[Log], T]) -> T:
         """Return the result of a function that reads the log on a thread, on the share of a loop ("": the service)."""
         return await self._look_ups.call(loop, function)
+
+    @asynccontextmanager
+    async def lend(self, name: str, actions: Sequence[str] = ()) -> AsyncIterator[Loop]:
+        """Yield a copy of a loop for a thread, with these actions of its catalogue."""
+        with self.loop(name).lend(actions) as loop:
+            yield loop
+
+    async def are_repeats(self, view: LoopView, event_id: str, records: Sequence[Record]) -> bool:
+        """Count rewards of an event. Return whether it has very many and the log has these; refuse new ones then."""
+        most = self.quotas.rewards
+        if self._rewards.add(view.id, event_id, len(records)) <= most:
+            return False
+        keys = self._rewards.stored(view.id, event_id)
+        if keys is None:
+            entries = await self.look_up(view.name, lambda log: log.rewards_of(view.name, event_id, most))
+            keys = frozenset(read_reward(entry.example)[1] for entry in entries if entry.example is not None)
+            self._rewards.note(view.id, event_id, len(entries), keys, most)
+            if len(entries) < most:
+                # Count those that are stored now.
+                self._rewards.add(view.id, event_id, len(records))
+                return False
+        if all(read_reward(record.example or b"")[1] in keys for record in records):
+            return True
+        raise exceeded("rewards", most, f"rewards of event {event_id!r}", view.name)
 
     def check_user(self, loop: Loop, user: str | None) -> None:
         """Refuse a user without a personal model if the loop has too many."""
@@ -225,7 +255,6 @@ class Ranker:
         self._futures: list[asyncio.Future[Outcome]] = []  # their outcomes
         self._tasks: set[asyncio.Task[None]] = set()  # the event loop keeps no references to tasks
         self._large: dict[str, list[WaitingRequest]] = {}  # with many actions, or of a batch, by loop in turn
-        self._rewards = RewardCounts()
         self._filling = asyncio.Lock()  # one page at a time is filled here, so that others wait for one at most
 
     async def rank(
@@ -280,13 +309,14 @@ class Ranker:
         for waiting in turn:
             by_loop.setdefault(waiting.loop, []).append(waiting)
         context, quotas = self._context, self._context.quotas
-        fewest_bytes = min(quotas.pending_bytes, quotas.all_pending_bytes)
+        is_full = context.all_waiting_bytes >= quotas.all_pending_bytes
         for name, batch in by_loop.items():
             try:
                 loop = context.loop(name)
                 view = loop.view
-                if view.n_waiting >= quotas.pending_events or view.all_waiting_bytes >= fewest_bytes:
-                    quotas.check_pending(view)
+                many = view.n_waiting >= quotas.pending_events or view.waiting_bytes >= quotas.pending_bytes
+                if many or is_full:
+                    quotas.check_pending(view, context.all_waiting_bytes)
                 if view.n_users >= quotas.users:
                     batch = self._without_new_users(batch, loop)
                 requests = [waiting.request for waiting in batch]
@@ -324,12 +354,10 @@ class Ranker:
         if not is_plain_id(event_id):
             check_id("event_id", event_id)
         records = reward_records(view, event_id, value, reward_id, outcomes)
-        if view.all_waiting_bytes >= min(quotas.pending_bytes, quotas.all_pending_bytes):
-            quotas.check_bytes(view, 2)
+        quotas.check_bytes(view, context.all_waiting_bytes, 2)
         if view.n_early >= quotas.early_events or view.n_early_rewards >= quotas.early_rewards:
             await self._check_early(view, event_id)
-        is_many = self._rewards.add(view.id, event_id, len(records)) > quotas.rewards
-        if is_many and await self._are_repeats(view, event_id, records):
+        if await context.are_repeats(view, event_id, records):
             return
         stored: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self._send(records, stored)
@@ -361,15 +389,17 @@ class Ranker:
         """Decide a request with very many features; its record leaves with those of the next turn."""
         context, request = self._context, waiting.request
         try:
-            context.quotas.check_pending(context.loop(waiting.loop).view)
+            context.quotas.check_pending(context.loop(waiting.loop).view, context.all_waiting_bytes)
             context.check_user(context.loop(waiting.loop), request.user)
 
             def decided(loop: Loop) -> tuple[Loop, Decision | ApiError]:
-                [decision] = decide([request], loop, context.models, Preparer())
+                preparer = Preparer.within(loop.view.settings.largest_number)
+                [decision] = decide([request], loop, context.models, preparer)
                 return loop, decision
 
             names = [action.id for action in request.actions]
-            loop, decision = await context.threads.call(waiting.loop, partial(self._lend, waiting.loop, names), decided)
+            lend = partial(context.lend, waiting.loop, names)
+            loop, decision = await context.threads.call(waiting.loop, lend, decided)
             if request.explain and isinstance(decision, Decision):
                 decision = explainable(decision, loop, waiting.most_explained)
             if isinstance(decision, ApiError):
@@ -378,11 +408,6 @@ class Ranker:
             self._send([decision.record(loop)], waiting.stored)
         except Exception as error:
             fail([waiting.stored], error)
-
-    @asynccontextmanager
-    async def _lend(self, name: str, actions: Sequence[str]) -> AsyncIterator[Loop]:
-        with self._context.loop(name).lend(actions) as loop:
-            yield loop
 
     def _send(self, records: Group, stored: asyncio.Future[Outcome]) -> None:
         """Send records with those of the next turn."""
@@ -427,7 +452,7 @@ class Ranker:
 
     async def _fill(self, name: str, request: SlotsRequest, event_id: str) -> SlotsResult:
         context = self._context
-        context.quotas.check_pending(context.loop(name).view)
+        context.quotas.check_pending(context.loop(name).view, context.all_waiting_bytes)
         context.check_user(context.loop(name), request.user)
 
         def filled(loop: Loop) -> tuple[SlotsResult, list[Record]]:
@@ -450,7 +475,7 @@ class Ranker:
         whole = RankRequest(actions=request.actions, context=request.context)
         if len(request.slots) * work_of(whole, context.loop(name)) > MOST_WORK:
             names = [action.id for action in request.actions]
-            result, records = await context.threads.call(name, partial(self._lend, name, names), filled)
+            result, records = await context.threads.call(name, partial(context.lend, name, names), filled)
         else:
             async with self._filling:
                 await give_way()
@@ -491,21 +516,6 @@ class Ranker:
             what = "events with a reward that are not decided"
             raise exceeded("early_events", quotas.early_events, what, view.name)
         raise exceeded("early_rewards", quotas.early_rewards, "rewards of events that are not decided", view.name)
-
-    async def _are_repeats(self, view: LoopView, event_id: str, records: Sequence[Record]) -> bool:
-        """Return whether the log has these rewards of an event with very many; refuse new ones if it has too many."""
-        most = self._context.quotas.rewards
-        keys = self._rewards.stored(view.id, event_id)
-        if keys is None:
-            entries = await self._context.look_up(view.name, lambda log: log.rewards_of(view.name, event_id, most))
-            keys = frozenset(read_reward(entry.example)[1] for entry in entries if entry.example is not None)
-            self._rewards.note(view.id, event_id, len(entries), keys, most)
-            if len(entries) < most:
-                self._rewards.add(view.id, event_id, len(records))  # those that are stored now
-                return False
-        if all(read_reward(record.example or b"")[1] in keys for record in records):
-            return True
-        raise exceeded("rewards", most, f"rewards of event {event_id!r}", view.name)
 
 
 def within_a_turn(waiting: Sequence[WaitingRequest]) -> tuple[list[WaitingRequest], list[WaitingRequest]]:

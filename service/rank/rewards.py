@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from service.errors import ApiError
 from service.hints import about
-from service.log.records import ACTIVATE, RANK, Record, ranks_in
+from service.log.records import ACTIVATE, RANK, REWARD, Record, ranks_in
 from service.models.loop_metadata import LoopView
 from service.rank.quotas import exceeded
 from service.rank.ranker import RankerContext, reward_records
@@ -50,7 +50,7 @@ class Rewards:
     async def store(self, name: str, rewards: Sequence[EventReward]) -> list[RewardStored | ApiError]:
         """Store rewards and activations in their order; return once they are durable, each with its result."""
         view = self._context.loop(name).view
-        self._context.quotas.check_bytes(view, 2)
+        self._context.quotas.check_bytes(view, self._context.all_waiting_bytes, 2)
         too_early = await self._too_early(view, rewards)
         records: list[Record] = []
         results: list[RewardStored | ApiError] = []
@@ -58,7 +58,12 @@ class Rewards:
             try:
                 if too_early is not None and reward.event_id in too_early.events:
                     raise too_early.error
-                records += _records(view, reward)
+                new_records = _records(view, reward)
+                rewarded = [record for record in new_records if record.kind == REWARD]
+                if rewarded and await self._context.are_repeats(view, reward.event_id, rewarded):
+                    # The log has them, but an activation that comes with them may be new.
+                    new_records = [record for record in new_records if record.kind != REWARD]
+                records += new_records
                 results.append(RewardStored(reward.event_id))
             except ApiError as error:
                 results.append(error)

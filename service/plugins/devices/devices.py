@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
+from msgspec import Raw
 
+from fedres.scoring.features import Preparer
 from service.errors import ApiError
 from service.log.protocol import Duplicate, StoreUnavailable
 from service.log.records import JOIN, Record
@@ -30,8 +32,9 @@ from service.plugins.devices.uploads import (
     update_records,
     wrong_upload,
 )
-from service.rank.ranker import RankerContext
-from service.rank.requests import Action, check_id
+from service.rank.decide import work_of
+from service.rank.ranker import MOST_WORK, RankerContext
+from service.rank.requests import Action, RankRequest, check_id
 from service.settings import DEVICE_MODEL
 
 MOST_OF_A_CLIENT = 1_000  # uploads on their way to the log
@@ -73,13 +76,21 @@ class Devices:
             positions = await self._upload(records)
         return UpdatesStored(positions, self._context.loop(loop).view.version, number)
 
-    def global_scores(self, loop: str, context: bytes, actions: Sequence[Action]) -> tuple[int, list[float]]:
+    async def global_scores(self, loop: str, context: bytes, actions: list[Action]) -> tuple[int, list[float]]:
         """Return the model version and the shared part of each action's score."""
         published = self._loop(loop)
         if published.view.settings.has_widths:
             message = f"scores need a loop whose model has no widths, got {loop!r}: {published.view.settings.model!r}"
             raise ApiError(409, "no_device_model", message, "loop")
-        return published.view.version, score_actions(published, context, actions, self._context.preparer_of(published))
+
+        def scored(lent: Loop) -> tuple[int, list[float]]:
+            preparer = Preparer.within(lent.view.settings.largest_number)
+            return lent.view.version, score_actions(lent, context, actions, preparer)
+
+        if work_of(RankRequest(actions=actions, context=Raw(context)), published) <= MOST_WORK:
+            return scored(published)
+        lend = partial(self._context.lend, loop, [action.id for action in actions])
+        return await self._context.threads.call(loop, lend, scored)
 
     async def federated_model(self, loop: str, since: int | None = None) -> DeviceModel:
         """Return the published model or, for models without widths, its weights that changed ``since`` a version."""
@@ -100,7 +111,7 @@ class Devices:
             body = lent.model.for_devices(view, weights, since, indices)
             return DeviceModel(view.version, body, lent.model.tag(view.version, weights))
 
-        return await self._context.threads.call(loop, partial(self._lend, loop), made)
+        return await self._context.threads.call(loop, partial(self._context.lend, loop), made)
 
     async def model_tag(self, loop: str) -> str:
         """Return the tag of the published model; it is computed once for each version."""
@@ -125,16 +136,11 @@ class Devices:
             self._documents[lent.id] = document
             return document
 
-        document = await self._context.threads.call(loop, partial(self._lend, loop), made)
+        document = await self._context.threads.call(loop, partial(self._context.lend, loop), made)
         # Other threads may add documents meanwhile, so sum up a copy.
         while len(self._documents) > 1 and sum([len(each.body) for each in [*self._documents.values()]]) > MOST_BYTES:
             self._documents.pop(next(iter([*self._documents])), None)
         return document
-
-    @contextlib.asynccontextmanager
-    async def _lend(self, name: str) -> AsyncIterator[Loop]:
-        with self._context.loop(name).lend(()) as loop:
-            yield loop
 
     def round(
         self, loop: str, client: str | None = None, t: int | None = None, model: str = DEVICE_MODEL

@@ -183,7 +183,7 @@ def _model_routes(routes: Routes, devices: Devices, limits: Limits) -> None:
         """
         sent = await read_json(request, Scoring)
         at_most("actions", "too_many_actions", len(sent.actions), limits.actions)
-        version, scores = devices.global_scores(loop, sent.context, sent.actions)
+        version, scores = await devices.global_scores(loop, sent.context, sent.actions)
         scored = [Score(action.id, score) for action, score in zip(sent.actions, scores, strict=True)]
         return json_response(Scores(version, scored))
 

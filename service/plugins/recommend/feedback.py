@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta, Raw, Struct, field
 
 from fedres.event_ids import new_event_id
-from fedres.scoring.features import Named
+from fedres.scoring.features import Named, Preparer
 from service.errors import ApiError, invalid
 from service.hints import about
 from service.log.protocol import Duplicate
@@ -32,9 +33,9 @@ from service.log.records import (
     ranks_in,
 )
 from service.models.published import Loop
-from service.rank.decide import example_at, features_of
-from service.rank.ranker import RankerContext
-from service.rank.requests import Action, Features, Id, check_id
+from service.rank.decide import example_at, features_of, work_of
+from service.rank.ranker import MOST_WORK, RankerContext
+from service.rank.requests import Action, Features, Id, RankRequest, check_id
 from service.times import seconds_of, system_clock
 
 STEP = 100  # events hashed at once; other requests run in between
@@ -92,14 +93,26 @@ class Feedback:
         """Store events if all of them are valid; return once they are durable."""
         records: list[Record] = []
         for first in range(0, len(events), STEP):
-            loop = self._context.loop(name)
-            records += self._records(loop, events[first : first + STEP], first)
+            records += await self._some_records(name, events[first : first + STEP], first)
             await asyncio.sleep(0)
         outcomes = await self._context.append_each(records)
         repeats = [record for record, outcome in zip(records, outcomes, strict=True) if isinstance(outcome, Duplicate)]
         if repeats:
             await self._check_same(name, repeats)
         return FeedbackStored(len(records) - len(repeats), len(repeats))
+
+    async def _some_records(self, name: str, events: Sequence[FeedbackEvent], first: int) -> list[Record]:
+        """Return the records of some events, made on a thread if their features are many."""
+        loop = self._context.loop(name)
+        requests = [RankRequest(actions=[event.acted_on], context=event.context) for event in events]
+        if sum([work_of(request, loop) for request in requests]) <= MOST_WORK:
+            return self._records(loop, events, first, self._context.preparer_of(loop))
+        lend = partial(self._context.lend, name, [event.acted_on.id for event in events])
+
+        def made(lent: Loop) -> list[Record]:
+            return self._records(lent, events, first, Preparer.within(lent.view.settings.largest_number))
+
+        return await self._context.threads.call(name, lend, made)
 
     async def _check_same(self, name: str, repeats: Sequence[Record]) -> None:
         """Refuse events whose id was used for a different event."""
@@ -112,8 +125,7 @@ class Feedback:
                 message = f"event_id {record.event!r} was already used with a different event"
                 raise ApiError(409, "event_exists", f"{message}; events with other ids are stored", "event_id")
 
-    def _records(self, loop: Loop, events: Sequence[FeedbackEvent], first: int) -> list[Record]:
-        preparer = self._context.preparer_of(loop)
+    def _records(self, loop: Loop, events: Sequence[FeedbackEvent], first: int, preparer: Preparer) -> list[Record]:
         rows = []
         for k, event in enumerate(events, first):
             _check(loop, event, f"events[{k}]")

@@ -171,7 +171,7 @@ class Recommender:
         seen = await self._seen(name, request)
         loop = self._context.loop(name)
         earned = None if loop.n_learned else await self.earnings.newest(name)
-        self._context.quotas.check_pending(loop.view)
+        self._context.quotas.check_pending(loop.view, self._context.all_waiting_bytes)
         self._context.check_user(loop, request.user)
         preparer = self._context.preparer_of(loop)
         [context] = preparer.hash_all([Named("context", None, bytes(request.context) or EMPTY)])

@@ -9,6 +9,12 @@ import pytest
 from machine import running
 from playing import play, raw, refused, request
 
+from fedres.scoring.features import Preparer
+from service.models import residual_kalman
+from service.plugins.devices import devices
+from service.plugins.devices.uploads import Residual
+from service.plugins.recommend.feedback import Feedback, FeedbackEvent
+from service.plugins.recommend.recommender import Recommender, RecommendRequest
 from service.rank import decide as decide_module
 from service.rank import ranker as ranker_module
 from service.rank.decide import decide, work_of
@@ -73,6 +79,103 @@ async def test_small_calls_that_name_large_items_are_decided_on_a_thread(tmp_pat
         finally:
             held.released.set()
         await large
+
+
+def large_json(n_bytes):
+    """Return an object of about this size, with as many features as it may have."""
+    each = n_bytes // 900 - 12
+    return raw({f"{'f' * each}{k:03}": k + 0.5 for k in range(900)})
+
+
+async def stored_uploads(engine):
+    await engine.create_loop("devices", {"model": "adagrad"})
+    version = engine.view("devices").version
+    sent = [Residual(k, version, large_json(100_000), Action("a", raw({"x": 1})), 0.0, 0.0) for k in range(1, 9)]
+    await engine.residuals("devices", "phone", sent)
+
+
+LARGEST_CALLS = {
+    "rank": lambda engine: engine.rank("default", RankRequest(actions=[item(k, 900) for k in range(10)])),
+    "batch": lambda engine: engine.rank_many(
+        "default", [RankRequest(actions=[Action("a")], context=large_json(200_000)) for _ in range(5)]
+    ),
+    "slots": lambda engine: engine.rank_slots(
+        "default", SlotsRequest(actions=[item(k, 900) for k in range(10)], slots=[Slot(id="top")])
+    ),
+    "feedback": lambda engine: Feedback(engine.context).store(
+        "default",
+        [FeedbackEvent(action=Action("a"), context=large_json(9_000), reward=0.5) for _ in range(100)],
+    ),
+    "one feedback": lambda engine: Feedback(engine.context).store(
+        "default", [FeedbackEvent(action=Action("a"), context=large_json(400_000), reward=0.5)]
+    ),
+    "catalogue": lambda engine: engine.put_actions("default", [item(k, 900) for k in range(40)]),
+    "uploads": stored_uploads,
+    "page": lambda engine: paged(engine),
+}
+
+
+async def paged(engine):
+    await engine.put_actions("default", [item(k, 900) for k in range(40)])
+    await Recommender(engine.context, engine.parts[0]).recommend("default", RecommendRequest(n=3))
+
+
+@pytest.mark.parametrize("kind", [*LARGEST_CALLS])
+async def test_no_call_hashes_many_features_in_one_step_of_the_event_loop(tmp_path, monkeypatch, kind):
+    """The largest bodies that are allowed, nearly: others get their turns meanwhile, or a thread does it."""
+    steps, most = [0], 130_000  # bytes: one upload, or less
+    hash_all = Preparer.hash_all
+
+    def noted(self, named):
+        if threading.current_thread() is threading.main_thread():
+            steps[-1] += sum(len(one.features) for one in named)
+        return hash_all(self, named)
+
+    async def count_steps():
+        while True:
+            steps.append(0)
+            await asyncio.sleep(0)
+
+    async with running(tmp_path) as engine:
+        monkeypatch.setattr(Preparer, "hash_all", noted)
+        counting = asyncio.ensure_future(count_steps())
+        try:
+            await LARGEST_CALLS[kind](engine)
+        finally:
+            counting.cancel()
+    assert max(steps) <= most
+
+
+async def test_an_imported_model_is_checked_on_a_thread(tmp_path, monkeypatch):
+    async with running(tmp_path) as engine:
+        await play(engine, 5)
+        model = await engine.model("default")
+        threads = []
+        check = residual_kalman.check
+        monkeypatch.setattr(
+            residual_kalman, "check", lambda *what: (threads.append(threading.current_thread()), check(*what))
+        )
+        await engine.put_model("default", model)
+        assert threads
+        assert threading.main_thread() not in threads
+        assert (await refused(engine.put_model("default", b"no model")))[0] == 422
+
+
+async def test_scores_for_devices_of_large_items_are_made_on_a_thread(tmp_path, monkeypatch):
+    async with running(tmp_path) as engine:
+        await engine.create_loop("devices", {"model": "adagrad"})
+        small = await engine.global_scores("devices", b"{}", [Action("i0"), Action("i1")])
+        assert small[1] == [0.0, 0.0]
+        await engine.put_actions("devices", [item(k, 300) for k in range(40)])
+        threads = []
+        score = devices.score_actions
+        monkeypatch.setattr(
+            devices, "score_actions", lambda *what: threads.append(threading.current_thread()) or score(*what)
+        )
+        version, scores = await engine.global_scores("devices", b"{}", by_id(40).actions)
+        assert (version, len(scores)) == (engine.view("devices").version, 40)
+        assert threads
+        assert threading.main_thread() not in threads
 
 
 async def test_decisions_on_a_thread_are_those_of_the_event_loop(tmp_path, monkeypatch):

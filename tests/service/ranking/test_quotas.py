@@ -9,9 +9,11 @@ from playing import raw, refused, request
 
 from service.admin.status import MachineStatus
 from service.learn.join import LONGEST_DEFERRED, LONGEST_EARLY
+from service.plugins.recommend.recommender import Recommender, RecommendRequest
 from service.rank import quotas
 from service.rank.quotas import Quotas, RewardCounts
 from service.rank.requests import Action
+from service.rank.rewards import EventReward, Rewards
 from service.rank.slots import Slot, SlotsRequest
 
 HOUR = 3_600
@@ -86,10 +88,33 @@ def test_rewards_of_one_event(tmp_path):
     playing(tmp_path, {"rewards": 3}, play)
 
 
+def test_rewards_of_one_event_in_batches_count_with_single_ones(tmp_path):
+    async def play(engine):
+        event = (await engine.rank("default", request())).event_id
+        other = (await engine.rank("default", request())).event_id
+        await engine.reward("default", event, 1.0, "r0")
+
+        async def batch(*rewards):
+            sent = [EventReward(event_id=of, value=1.0, id=name, activate=starts) for of, name, starts in rewards]
+            return [getattr(each, "code", "stored") for each in await Rewards(engine.context).store("default", sent)]
+
+        assert await batch((event, "r1", False), (event, "r2", False)) == ["stored"] * 2
+        full = [(event, "r3", False), (other, "s0", False), (event, "r1", True), (event, "r4", False)]
+        results = ["too_many_rewards", "stored", "stored", "too_many_rewards"]
+        for _ in range(2):
+            assert await batch(*full) == results
+        assert await refused(engine.reward("default", event, 1.0, "r5")) == (429, "too_many_rewards")
+        kinds = [(entry.kind, entry.event) for entry in engine.logged() if entry.event == event]
+        assert kinds.count(("reward", event)) == 3
+        assert kinds.count(("activate", event)) == 2
+
+    playing(tmp_path, {"rewards": 3}, play)
+
+
 def test_rewards_are_counted_by_the_log_and_not_by_refusals_or_restarts(tmp_path):
     async def play(engine):
         event = (await engine.rank("default", request())).event_id
-        counts = engine.parts[0]._rewards
+        counts = engine.context._rewards
         counts.note(engine.view().id, event, 100, (), 1_000)  # as after 100 that were not stored
         for k in range(3):
             await engine.reward("default", event, 1.0, f"r{k}")
@@ -132,12 +157,14 @@ def test_bytes_of_events_that_wait_for_their_reward(tmp_path):
 def test_bytes_of_events_of_all_loops_together(tmp_path):
     async def play(engine):
         await engine.create_loop("other")
-        await engine.rank("other", request())
+        await engine.rank_many("other", [request(), request()])
         await engine.settle()
-        # A loop learns what the others have when it is published itself.
-        await engine.rank("default", request())
-        await engine.settle()
-        assert await refused(engine.rank("default", request())) == (429, "too_many_all_pending_bytes")
+        # This loop was not published again.
+        code = 429, "too_many_all_pending_bytes"
+        assert await refused(engine.rank("default", request())) == code
+        assert await refused(engine.rank_slots("default", slots("u"))) == code
+        recommender = Recommender(engine.context, engine.parts[0])
+        assert await refused(recommender.recommend("default", RecommendRequest(n=1))) == code
 
     playing(tmp_path, {"all_pending_bytes": 1_000}, play)
 
