@@ -15,7 +15,9 @@ from service.learn import erasures, loop_state
 from service.log import sqlite
 from service.log.records import EraseBody, Record, encode
 from service.plugins.recommend.feedback import Feedback, FeedbackEvent
+from service.plugins.recommend.recommender import Recommender, RecommendRequest
 from service.rank.requests import Action
+from service.rank.slots import Slot, SlotsRequest
 
 LOOPS = {
     "default": {},
@@ -36,14 +38,19 @@ class History:
         self.engine = Engine(folder, clock=self.clock, wait_time=WAIT)
 
     async def begin(self):
-        for name, settings in LOOPS.items():
-            if name != "default":
-                await self.engine.create_loop(name, {"wait_time": WAIT, **settings})
+        for name in LOOPS:
+            await self._create(name)
         self.live = [*LOOPS]
+
+    async def _create(self, name):
+        if name != "default":
+            await self.engine.create_loop(name, {"wait_time": WAIT, **LOOPS[name]})
+        await self.engine.put_actions(name, [Action(f"item {k}", raw({"topic": k % 3})) for k in range(5)])
 
     async def play(self, n_steps):
         moves = [self.rank] * 5 + [self.reward] * 6 + [self.feedback, self.defer, self.early] + [self.pass_time] * 2
-        moves += [self.others] * 2 + [self.restart, self.delete, self.prune]
+        moves += [self.others] * 2 + [self.restart, self.delete, self.create_again, self.prune]
+        moves += [self.slots] * 2 + [self.page] * 2
         for _ in range(n_steps):
             with contextlib.suppress(ApiError):  # an id that was pruned may come with another request
                 await self.rng.choice(moves)()
@@ -53,12 +60,41 @@ class History:
         self.events.append((loop, f"somebody-event-{self.n}"))
         return self.events[-1]
 
+    def _page(self):
+        """Return the id of a page, which is no event itself: nobody decides under it."""
+        self.n += 1
+        return f"somebody-page-{self.n}"
+
     def _request(self, event, **more):
         return request("somebody-", {"of": f"somebody's context {self.n}"}, event_id=event, **more)
 
     async def rank(self):
         loop, event = self._event(self.rng.choice(self.live))
         await self.engine.rank(loop, self._request(event))
+
+    async def slots(self):
+        """Fill the slots of a page, perhaps a second time; each is an event of its own."""
+        loop = self.rng.choice(self.live)
+        event = self._page()
+        context = raw({"of": f"somebody's context {self.n}"})
+        slots = [Slot(id=f"slot {k}", features=raw({"row": k})) for k in range(2)]
+        sent = SlotsRequest(
+            actions=request(n_actions=4).actions, slots=slots, user="somebody-", context=context, event_id=event
+        )
+        for _ in range(self.rng.randint(1, 2)):
+            result = await self.engine.rank_slots(loop, sent)
+        self.events += [(loop, filled.event_id) for filled in result.slots]
+
+    async def page(self):
+        """Recommend items of the catalogue, perhaps a second time; each place is an event of its own."""
+        loop = self.rng.choice(self.live)
+        event = self._page()
+        recommender = Recommender(self.engine.context, self.engine.parts[0])
+        context = raw({"of": f"somebody's context {self.n}"})
+        sent = RecommendRequest(n=2, user="somebody-", context=context, event_id=event, exclude_seen=60)
+        for _ in range(self.rng.randint(1, 2)):
+            result = await recommender.recommend(loop, sent)
+        self.events += [(loop, item.event_id) for item in result.items]
 
     async def defer(self):
         loop, event = self._event(self.rng.choice(self.live))
@@ -120,6 +156,14 @@ class History:
             await self.engine.delete_loop(name)
             self.live.remove(name)
 
+    async def create_again(self):
+        """Create a loop with the name of a deleted one, whose records are still in the log."""
+        deleted = [name for name in LOOPS if name not in self.live]
+        if deleted:
+            name = self.rng.choice(deleted)
+            await self._create(name)
+            self.live.append(name)
+
     async def prune(self):
         before = self.clock() - 4 * WAIT * 1_000_000
         self.engine.log.append([[Record("default", "erase", body=encode(EraseBody(f"old {self.n}", before)))]])
@@ -146,7 +190,7 @@ def test_no_file_has_anything_of_a_person_after_any_history(tmp_path, monkeypatc
     async def story():
         history = History(tmp_path, seed)
         await history.begin()
-        await history.play(60)
+        await history.play(80)
         assert history.found()
         await history.engine.erase_user_everywhere("somebody-")
         await history.engine.settle()
