@@ -83,7 +83,7 @@ function fresh(shared, examples) {
   const length = shared ? shared.length : Math.sqrt(1 + total / Math.max(examples.length, 1));
   const own = new Regression(1 + core.length, length, FIRST_NOISE, DEVICE_BLOCKS, DEVICE_TAIL_BITS);
   if (shared) { // τ is the server's to learn
-    const withPrior = (logTau) => [FIRST_LOG_TAU, logTau, logTau, logTau, logTau];
+    const withPrior = (logTau) => [FIRST_LOG_TAU, logTau, logTau, logTau];
     own.fields = shared.fields.map(({ key, logTau }) => {
       return newField(key, withPrior(DEVICE_LOG_TAU + Math.min(logTau[OWN] - FIRST_LOG_TAU, 0)), Infinity);
     });
@@ -117,13 +117,11 @@ export function readDocument(metadata, part) {
   });
   const reuse = part("reuse");
   shared.fields = Array.from(part("field_keys"), (key, k) => {
-    const [own, tails, core, , lights, constant] = logTau.subarray(6 * k, 6 * k + 6);
-    return newField(key, [own, tails, core, lights, constant], 0, reuse[k]);
+    const [own, tails, core, , constant] = logTau.subarray(5 * k, 5 * k + 5);
+    return newField(key, [own, tails, core, constant], 0, reuse[k]);
   });
   shared.pairLogTau = part("pair_log_tau");
   part("tail_places").forEach((place, k) => shared.setTail(place, tail[2 * k], tail[2 * k + 1]));
-  const light = part("light");
-  part("light_keys").forEach((key, k) => shared.setLight(key, light[2 * k], light[2 * k + 1]));
   const priors = part("block_log_tau");
   blockKeys.forEach((key, b) => {
     const covariance = new Float64Array(d * d);

@@ -6,10 +6,10 @@ const CONTEXT_UNIT = 3, ACTION_UNIT = 1; // medians in the unit of a number
 const FIRST_VALUES = 16, CORE_TAU_START = 256, CONTEXT_TAU_EVENTS = 16, REBASE = 0.5, NUMBER_LIMIT = 5, MAX_FIELDS = 32;
 const LOG_TAU_RATE = 0.5, LEAST_LOG_TAU = -14, MOST_LOG_TAU = 2, LEAST_NOISE = 0.001, MOST_NOISE = 1, LEAST_NOISE_RATE = 0.002, LEAST_REUSE_RATE = 0.005, LEAST_CONSTANT = 0.5;
 export const MAX_SCALES = 1600, FIRST_LOG_TAU = -4.605170185988091; // log 0.01
-const FIRST = [FIRST_LOG_TAU, FIRST_LOG_TAU, 0, -14, 0];
+const FIRST = [FIRST_LOG_TAU, FIRST_LOG_TAU, 0, 0];
 export const OWN = 0;
-// Of a field's log τ: of devices' own, tail and core weights, light entries, and the constant's weight in the core.
-const TAIL = 1, CORE = 2, LIGHT = 3, CONSTANT = 4;
+// Of a field's log τ: of devices' own, tail and core weights, and the constant's weight in the core.
+const TAIL = 1, CORE = 2, CONSTANT = 3;
 const ACTION = 0x9e3779b9; // sets features of actions apart from those of contexts
 const ID_FIELD = 0x6641c530, MOST_PAIRED = 32; // ids are in no pair; the first features of an action that are
 export const keyOf = (word) => word || 1; // 0 is block 0
@@ -67,7 +67,6 @@ export class Regression {
   blocks = [];
   #places = new Map(); // of blocks, by key
   #tail = new Map();
-  #light = new Map(); // of features without a block: b and h of one weight for all contexts
   pairLogTau = null; // of every two fields; pairs of features have no weights in a device's own model
 
   constructor(size, length, noise, maxBlocks, tailBits) {
@@ -78,10 +77,6 @@ export class Regression {
   addBlock(key, logTau, mean = new Float64Array(this.size), covariance = this.#prior(logTau)) {
     this.#places.set(key, this.blocks.length);
     this.blocks.push({ key, used: 0, times: 0, logTau, mean, covariance });
-  }
-
-  setLight(key, b, h) {
-    this.#light.set(key, Float32Array.of(b, h));
   }
 
   setTail(place, b, h) {
@@ -174,8 +169,7 @@ export class Regression {
   /** Mean, variance and slope of a block; nothing is learned. */
   blockPart({ key, name }, inputs) {
     const field = this.fieldOf(name, false), logTau = field?.logTau ?? FIRST;
-    const block = this.blocks[this.#places.get(key)], light = block ? undefined : this.#light.get(key);
-    const core = light ? diagonalPart(light, 1, Math.exp(logTau[LIGHT])) : this.#corePart(block, inputs, logTau);
+    const core = this.#corePart(this.blocks[this.#places.get(key)], inputs, logTau);
     const tail = this.#tailPart(key, inputs, Math.exp(logTau[TAIL]));
     const [mean, variance, slope] = [core.mean + tail.mean, core.variance + tail.variance, core.slope + tail.slope];
     return { mean, variance, slope, reuse: field?.reuse ?? 1 };

@@ -21,7 +21,6 @@ from fedres.decisions.constants import (
     LEAST_LOG_TAU,
     LEAST_NOISE,
     MAX_BLOCKS,
-    MAX_LIGHT,
     MOST_KEPT,
     MOST_LOG_DRIFT,
     MOST_LOG_TAU,
@@ -61,7 +60,7 @@ def check_arrays(arrays: Mapping[str, Array]) -> None:
         if first:
             check_first(first, None)
         return
-    check_shapes(arrays, MAX_BLOCKS, MAX_LIGHT, TAIL_BITS)
+    check_shapes(arrays, MAX_BLOCKS, TAIL_BITS)
     if first:
         check_first(first, int(arrays["counts"][LEARNED]))
     _check_scales(arrays)
@@ -99,17 +98,14 @@ def _check_priors(arrays: Mapping[str, Array]) -> None:
     _bounded("slope_squares", arrays["slope_squares"], 0, LARGEST_SQUARES)
     _bounded("pair_log_tau", arrays["pair_log_tau"], LEAST_LOG_TAU, MOST_LOG_TAU)
     _bounded("pair_slope_squares", arrays["pair_slope_squares"], 0, LARGEST_SQUARES)
-    _bounded("light_gains", arrays["light_gains"], -LARGEST_SQUARES, LARGEST_SQUARES)
     _bounded("reuse", arrays["reuse"], 0, 1)
     _bounded("reuse_counts", arrays["reuse_counts"], 0, 2**48)
     _bounded("block_log_tau", arrays["block_log_tau"], LEAST_LOG_TAU, MOST_LOG_TAU)
     _bounded("block_used", arrays["block_used"], 0, counts[LEARNED])
     _bounded("block_times", arrays["block_times"], 1, 1 + counts[LEARNED])
-    _bounded("light_used", arrays["light_used"], 0, counts[LEARNED])
-    _bounded("light_times", arrays["light_times"], 1, 1 + counts[LEARNED])
-    for name in ("block_keys", "field_keys", "light_keys"):
+    for name in ("block_keys", "field_keys"):
         keys = arrays[name]
-        require(name == "light_keys" or keys[0] == 0, name, "must begin with 0", keys[0] if keys.size else "none")
+        require(keys[0] == 0, name, "must begin with 0", keys[0])
         n = np.unique(keys).size
         require(n == keys.size, name, f"must have every key once, {n}", keys.size)
 
@@ -126,10 +122,9 @@ def _check_weights(arrays: Mapping[str, Array]) -> None:
         np.linalg.cholesky(covariances + 10 * ROUNDING * np.eye(covariances.shape[1]))
     except np.linalg.LinAlgError:
         require(False, "covariances", "must have no negative eigenvalues", "some")
-    for name in ("tail", "light"):
-        b, h = arrays[name].astype(np.float64).T
-        _bounded(name, h, 0, 1e30)
-        _bounded(name, b / (math.exp(-MOST_LOG_TAU) + h), -LARGEST, LARGEST)
+    b, h = arrays["tail"].astype(np.float64).T
+    _bounded("tail", h, 0, 1e30)
+    _bounded("tail", b / (math.exp(-MOST_LOG_TAU) + h), -LARGEST, LARGEST)
     n = 1 + float(arrays["counts"][LEARNED])
     _bounded("moment", arrays["moment"], -1e6 * n, 1e6 * n)
     _bounded("bases", arrays["bases"], -1 - ROUNDING, 1 + ROUNDING)

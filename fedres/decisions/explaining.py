@@ -15,7 +15,6 @@ from fedres.decisions.kalman_inputs import (
     constant_input,
     field_place,
     find_block,
-    find_light,
     find_scale,
     key_of,
     scaled,
@@ -23,7 +22,7 @@ from fedres.decisions.kalman_inputs import (
 )
 from fedres.decisions.kalman_kernels import predict
 from fedres.decisions.kalman_own import BIAS_NUMBERS, find_bias, find_slot, tau_of, weights_of
-from fedres.decisions.kalman_state import BASES, LENGTH, LIGHT, OWN, OWN_BIAS, TAIL, KalmanRequest, Shared
+from fedres.decisions.kalman_state import BASES, LENGTH, OWN, OWN_BIAS, TAIL, KalmanRequest, Shared
 from fedres.decisions.residual_kalman import NO_MODEL
 from fedres.scoring.explaining import Contribution
 from fedres.scoring.features import Hashed
@@ -141,7 +140,6 @@ def _of_block(
 ) -> Iterator[Contribution]:
     """Yield the contribution of each coordinate through the block of an action's feature, or through block 0."""
     block = int(find_block(shared, np.uint32(key)))
-    row = -1 if block >= 0 else int(find_light(shared, np.uint32(key)))
     place = int(field_place(shared, np.uint32(field), False))
     personal = _personal_weights(shared, own, key, place)
     for one in coordinates:
@@ -150,7 +148,6 @@ def _of_block(
             own_part = one.value * personal[one.place]
             if one.place == 0:  # what holds in any context goes with the constant
                 own_part += _personal_bias(shared, own, key, place)
-                part += _diagonal_weight(shared.light[row], _tau(shared, place, LIGHT)) if row >= 0 else 0.0
             yield Contribution(one.name, name, float(x * part), float(x * own_part))
         else:
             numbers = shared.tail[tail_place(np.uint32(key), np.uint32(one.key), len(shared.tail))]

@@ -194,7 +194,7 @@ class DeviceKalman:
         n_blocks = 1 + int(self.own.counts[BLOCKS]) + int((np.diff(events.starts) - events.n_context).sum())
         room = min(DEVICE_BLOCKS, 1 << (n_blocks - 1).bit_length())
         if room > self.own.block_keys.size:
-            self.own = with_room(self.own, BLOCKS, room)
+            self.own = with_room(self.own, room)
         self.own = with_sound_tables(self.own)
         sizes = [field_keys(example.fields[example.n_context :]).size for example in examples]
         parts, slopes = np.empty((len(examples), 2)), np.empty((len(examples), max(sizes)))

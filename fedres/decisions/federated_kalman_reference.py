@@ -50,7 +50,7 @@ class NoDrift(DriftPrior):
 
 def part_of(model: ResidualKalman, context: Hashed, action: Action) -> Part:
     """Return a model's prediction without personal weights."""
-    (z, t), blocks = model._context(context), model.shared_weights()
+    (z, t), blocks = model._context(context), model.blocks.weights()
     total: Array = np.zeros(2)
     slopes = {0: 0.0} | {int(name) or 1: 0.0 for name in action[2]}
     features = model._features(action)
@@ -87,7 +87,7 @@ class DeviceKalman:
     def __init__(self, server: ResidualKalman, examples: Sequence[KalmanExample]) -> None:
         self.server = server
         self.own = own = ResidualKalman(
-            max_blocks=DEVICE_BLOCKS, tail_bits=DEVICE_TAIL_BITS, max_light=0, most_paired=0
+            max_blocks=DEVICE_BLOCKS, tail_bits=DEVICE_TAIL_BITS, most_paired=0
         )  # fmt: skip
         own.low, own.span, own.length = server.low, server.span, server.length
         own.drift = NoDrift(-np.inf)  # its examples are few

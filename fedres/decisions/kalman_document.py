@@ -16,7 +16,7 @@ import safetensors.numpy
 from safetensors import SafetensorError
 
 from fedres.checks import Array
-from fedres.decisions.constants import CORE_SIZE, MAX_BASES, MAX_BLOCKS, MAX_FIELDS, MAX_LIGHT, MAX_SCALES, TAIL_BITS
+from fedres.decisions.constants import CORE_SIZE, MAX_BASES, MAX_BLOCKS, MAX_FIELDS, MAX_SCALES, TAIL_BITS
 from fedres.decisions.kalman_state import (
     ANYBODY,
     BASES,
@@ -24,7 +24,6 @@ from fedres.decisions.kalman_state import (
     FIELDS,
     LEARNED,
     LENGTH,
-    LIGHTS,
     NOISE,
     SCALES,
     Shared,
@@ -59,7 +58,7 @@ def write_document(shared: Shared | None, version: int, tag: str, learned: int) 
     metadata = {"model": FORM, "version": str(version), "tag": tag, "learned": str(learned)}
     if shared is None:
         return write_safetensors({}, {**metadata, "settled": "0"})
-    n_blocks, n_fields, n_light = (int(shared.counts[k]) for k in (BLOCKS, FIELDS, LIGHTS))
+    n_blocks, n_fields = (int(shared.counts[k]) for k in (BLOCKS, FIELDS))
     slots, tail = slice(shared.counts[SCALES]), np.flatnonzero(shared.tail.any(axis=1))
     rows, columns = np.tril_indices(shared.means.shape[1])
     arrays = {
@@ -76,8 +75,6 @@ def write_document(shared: Shared | None, version: int, tag: str, learned: int) 
         "covariances": shared.covariances[:n_blocks, rows, columns].astype(np.float32),
         "tail_places": tail.astype(np.uint32),
         "tail": shared.tail[tail],
-        "light_keys": shared.light_keys[:n_light],
-        "light": shared.light[:n_light],
     }
     numbers = {"noise": repr(float(shared.numbers[NOISE])), "length": repr(float(shared.numbers[LENGTH]))}
     return write_safetensors(arrays, {**metadata, "settled": "1", **numbers})
@@ -133,18 +130,13 @@ def _shared(metadata: Metadata, arrays: Mapping[str, Array]) -> Shared:
     shared.log_tau[:n_fields], shared.reuse[:n_fields, ANYBODY] = arrays["log_tau"], arrays["reuse"]
     shared.pair_log_tau[:n_fields, :n_fields] = arrays["pair_log_tau"]
     shared.tail[arrays["tail_places"]] = arrays["tail"]
-    shared = with_room(shared, BLOCKS, n_blocks)
+    shared = with_room(shared, n_blocks)
     for name in ("block_keys", "block_log_tau", "means"):
         getattr(shared, name)[:] = arrays[name]
     rows, columns = np.tril_indices(d)
     shared.covariances[:, rows, columns] = shared.covariances[:, columns, rows] = arrays["covariances"]
     shared.block_times[:] = 1
-    shared = with_table(shared, BLOCKS, MAX_BLOCKS)
-    if n_light := arrays["light_keys"].size:
-        shared = with_room(shared, LIGHTS, n_light)
-        shared.counts[LIGHTS], shared.light_keys[:], shared.light[:] = n_light, arrays["light_keys"], arrays["light"]
-        shared = with_table(shared, LIGHTS, n_light)
-    return shared
+    return with_table(shared, BLOCKS, MAX_BLOCKS)
 
 
 def _check(metadata: Metadata, arrays: Mapping[str, Array]) -> tuple[int, int]:
@@ -153,27 +145,24 @@ def _check(metadata: Metadata, arrays: Mapping[str, Array]) -> tuple[int, int]:
         "scale_keys": "u4", "scale_core": "i4", "scale_stats": "f8", "field_keys": "u4", "log_tau": "f8", "reuse": "f8",
         "pair_log_tau": "f8",
         "block_keys": "u4", "block_log_tau": "f8", "means": "f4", "covariances": "f4", "tail_places": "u4",
-        "tail": "f4", "light_keys": "u4", "light": "f4",
+        "tail": "f4",
     }  # fmt: skip
     _require(arrays.keys() == like.keys(), f"must hold {sorted(like)}, got {sorted(arrays)}")
     _require(all(arrays[name].dtype == kind for name, kind in like.items()), "must have arrays of the right types")
     _require(arrays["means"].ndim == 2, "must have a mean for each block and coordinate")
     n_blocks, d = arrays["means"].shape
-    keys = ("scale_keys", "field_keys", "tail_places", "light_keys")
-    n_scales, n_fields, n_tail, n_light = (arrays[name].size for name in keys)
+    n_scales, n_fields, n_tail = (arrays[name].size for name in ("scale_keys", "field_keys", "tail_places"))
     shapes = {
         "scale_keys": (n_scales,), "scale_core": (n_scales,), "scale_stats": (n_scales, 4),
-        "field_keys": (n_fields,), "log_tau": (n_fields, 6), "reuse": (n_fields,), "pair_log_tau": (n_fields, n_fields),
+        "field_keys": (n_fields,), "log_tau": (n_fields, 5), "reuse": (n_fields,), "pair_log_tau": (n_fields, n_fields),
         "block_keys": (n_blocks,), "block_log_tau": (n_blocks, 2),
         "means": (n_blocks, d), "covariances": (n_blocks, d * (d + 1) // 2), "tail_places": (n_tail,),
-        "tail": (n_tail, 2), "light_keys": (n_light,), "light": (n_light, 2),
+        "tail": (n_tail, 2),
     }  # fmt: skip
     _require(all(arrays[name].shape == shape for name, shape in shapes.items()), "must have arrays that fit")
     _require(1 <= d <= CORE_SIZE and 1 <= n_blocks <= MAX_BLOCKS, "must keep within the bounds of a model")
     _require(n_scales <= MAX_SCALES and 1 <= n_fields <= MAX_FIELDS, "must keep within the bounds of a model")
     _require(np.unique(arrays["block_keys"]).size == n_blocks, "must have every block once")
-    _require(n_light <= MAX_LIGHT, "must keep within the bounds of a model")
-    _require(np.unique(arrays["light_keys"]).size == n_light, "must have every light entry once")
     _require(bool((arrays["scale_keys"] != 0).all()), "must have scales with a key")
     _require(np.unique(arrays["scale_keys"]).size == n_scales, "must have every scale once")
     reuse = arrays["reuse"]

@@ -19,8 +19,6 @@ from fedres.decisions.constants import (
     FIRST_VALUES,
     JACOBI_SWEEPS,
     LEAST_CONSTANT,
-    LIGHT_TIMES,
-    LIGHT_WINDOW,
     MAX_FIELDS,
     MAX_SCALES,
     NUMBER_LIMIT,
@@ -35,7 +33,6 @@ from fedres.decisions.kalman_state import (
     FIELDS,
     LEARNED,
     LENGTH,
-    LIGHTS,
     MEAN,
     RMS,
     SCALES,
@@ -267,117 +264,34 @@ def find_block(shared: Any, key: Key) -> Any:
     return find_key(shared.block_table, shared.block_keys, key)
 
 
-@bare_kernel
-def find_light(shared: Any, key: Key) -> Any:
-    """Return the row of a light entry, −1 if there is none."""
-    return find_key(shared.light_table, shared.light_keys, key)
-
-
 @inner_kernel
 def times_learned(shared: Any, key: Key) -> Any:
     """Return how many events have learned a feature that still has an entry."""
     place = find_block(shared, key)
-    if place >= 0:
-        return shared.block_times[place]
-    row = find_light(shared, key)
-    return shared.light_times[row] if row >= 0 else 0
-
-
-@inner_kernel
-def touch_light(shared: Any, key: Key) -> Any:
-    """Return the row of a light entry, existing or new; −1 if there is no room."""
-    now, n, row = shared.counts[LEARNED], shared.counts[LIGHTS], find_light(shared, key)
-    if row < 0:
-        if n < shared.light_keys.size:
-            row = n
-            shared.counts[LIGHTS] += 1
-        elif n == 0:
-            return -1
-        else:
-            row = np.int64(key) % n
-            for k in range(1, min(n, LIGHT_WINDOW)):
-                other = (np.int64(key) + k) % n
-                if shared.light_used[other] < shared.light_used[row]:
-                    row = other
-            if shared.light_used[row] == now:
-                return -1
-            drop_key(shared.light_table, shared.light_keys, shared.light_keys[row])
-        shared.light_keys[row], shared.light_times[row] = key, 0
-        shared.light[row, 0] = 0.0
-        shared.light[row, 1] = 0.0
-        put_key(shared.light_table, key, row)
-    shared.light_used[row] = now
-    shared.light_times[row] += 1
-    return row
-
-
-@inner_kernel
-def _to_light(shared: Any, place: int) -> None:
-    """Make a light entry of a block, from its prediction for a usual context, the mean of z."""
-    row, mean, v, square = touch_light(shared, shared.block_keys[place]), 0.0, 0.0, 0.0
-    if row < 0:
-        return
-    scale, P = constant_input(shared.numbers[LENGTH]) / shared.moment[0, 0], shared.covariances[place]
-    for i in range(len(P)):
-        z, gain = shared.moment[0, i] * scale, 0.0
-        for j in range(len(P)):
-            gain += P[i, j] * (shared.moment[0, j] * scale)
-        mean += shared.means[place, i] * z
-        v += gain * z
-        square += prior_of(shared, place, i) * z * z
-    shared.light[row, 0] = mean / v
-    shared.light[row, 1] = max(1 / v - 1 / square, 0.0)
-    shared.light_used[row], shared.light_times[row] = shared.block_used[place], shared.block_times[place]
-
-
-@inner_kernel
-def _from_light(shared: Any, b: float, h: float, times: int, place: int) -> None:
-    """Let a new block learn its light entry: at a usual context the value b/h, with the noise 1/h."""
-    scale = constant_input(shared.numbers[LENGTH]) / shared.moment[0, 0]
-    constant, context = prior_of(shared, place, 0), prior_of(shared, place, 1)
-    square, P = 0.0, shared.covariances[place]
-    for i in range(len(P)):
-        z = shared.moment[0, i] * scale
-        square += (context if i else constant) * z * z
-    for i in range(len(P)):
-        gain = (context if i else constant) * (shared.moment[0, i] * scale)
-        shared.means[place, i] = b * gain / (1 + h * square)
-        for j in range(len(P)):
-            other = (context if j else constant) * (shared.moment[0, j] * scale)
-            P[i, j] -= h * (gain * other) / (1 + h * square)
-    shared.block_times[place] = times
+    return shared.block_times[place] if place >= 0 else 0
 
 
 @inner_kernel
 def touch_block(shared: Any, key: Key, field: int, squares: Array) -> Any:
-    """Return the place of a block, existing or new, with a prior near its field's; −1 if there is no room.
+    """Return the place of a block, existing or new, with a prior near its field's; −1 if all are in use by this event.
 
-    If there are light entries, only a feature that was learned often takes the place of another.
+    Without room it takes the place of the least recently learned one.
     """
     now, n, place = shared.counts[LEARNED], shared.counts[BLOCKS], find_block(shared, key)
-    if place < 0 and n < shared.block_keys.size:
-        place = n
-        shared.counts[BLOCKS] += 1
+    if place < 0:
+        if n < shared.block_keys.size:
+            place = n
+            shared.counts[BLOCKS] += 1
+        else:
+            place = 0
+            for k in range(1, n):
+                if place == 0 or shared.block_used[k] < shared.block_used[place]:
+                    place = k
+            if shared.block_used[place] == now:
+                return -1
+            drop_key(shared.block_table, shared.block_keys, shared.block_keys[place])
         _renew(shared, place, key, field)
         put_key(shared.block_table, key, place)
-    elif place < 0:
-        row, place, b, h, times = find_light(shared, key), 0, 0.0, 0.0, 0
-        if row >= 0:
-            b, h, times = np.float64(shared.light[row, 0]), np.float64(shared.light[row, 1]), shared.light_times[row]
-        if shared.light_keys.size and times < LIGHT_TIMES:
-            return -1
-        for k in range(1, n):
-            if place == 0 or shared.block_used[k] < shared.block_used[place]:
-                place = k
-        if shared.block_used[place] == now:
-            return -1
-        if shared.light_keys.size:
-            _to_light(shared, place)
-        drop_key(shared.block_table, shared.block_keys, shared.block_keys[place])
-        _renew(shared, place, key, field)
-        put_key(shared.block_table, key, place)
-        if row >= 0:
-            _from_light(shared, b, h, times, place)
     else:
         constant, context = shared.log_tau[field, CONSTANT], shared.log_tau[field, CORE]
         moved = abs(shared.block_log_tau[place, 0] - constant), abs(shared.block_log_tau[place, 1] - context)

@@ -20,33 +20,28 @@ from fedres.decisions.constants import (
     ID_FIELD,
     IDLE_DRIFT,
     LEAST_LOG_DRIFT,
-    LEAST_LOG_TAU,
     LEAST_NOISE,
     LEAST_NOISE_RATE,
     LEAST_REUSE_RATE,
     LOG_DRIFT_RATE,
     MAX_BASES,
     MOST_LOG_DRIFT,
-    MOST_LOG_TAU,
     MOST_NOISE,
     MOST_OWN_VARIANCE,
     START_EVENTS,
 )
-from fedres.decisions.elementary import exp, log
+from fedres.decisions.elementary import exp
 from fedres.decisions.kalman_diagonal import diagonal_part, learn_diagonal, step_log_tau
 from fedres.decisions.kalman_inputs import (
     action_blocks,
-    constant_input,
     context_inputs,
     eigenvectors,
     field_place,
     find_block,
-    find_light,
     prior_of,
     tail_place,
     times_learned,
     touch_block,
-    touch_light,
     turn_inputs,
 )
 from fedres.decisions.kalman_own import (
@@ -81,8 +76,6 @@ from fedres.decisions.kalman_state import (
     DRIFT_SQUARES,
     FIELDS,
     LEARNED,
-    LENGTH,
-    LIGHT,
     LOG_DRIFT,
     MET,
     NOISE,
@@ -131,25 +124,12 @@ def core_slopes(shared: Any, block: int, gain: Array) -> Any:
 
 
 @inner_kernel
-def shared_part(shared: Any, key: Key, field: int, z: Array, places: Array, gain: Array) -> Any:
-    """Return mean and variance of a feature's block, or of its light entry."""
-    block = find_block(shared, key)
-    row = find_light(shared, key) if block < 0 else -1
-    if row >= 0:
-        mean, variance, _ = diagonal_part(shared.light[row], 1.0, tau_of(shared, field, LIGHT))
-        return mean, variance
-    return core_part(shared, block, field, z, places, gain)
-
-
-@inner_kernel
-def shared_slope(shared: Any, key: Key, field: int, gain: Array) -> Any:
-    """Return the slope by log τ of the mean that ``shared_part`` returned, which fills in ``gain``."""
-    block = find_block(shared, key)
-    if block >= 0:
-        of_constant, of_context = core_slopes(shared, block, gain)
-        return of_constant + of_context
-    row = find_light(shared, key)
-    return diagonal_part(shared.light[row], 1.0, tau_of(shared, field, LIGHT))[2] if row >= 0 else 0.0
+def core_slope(shared: Any, block: int, gain: Array) -> float:
+    """Return the slope by log τ of the mean of a block or of none: −1, after ``core_part``."""
+    if block < 0:
+        return 0.0
+    of_constant, of_context = core_slopes(shared, block, gain)
+    return of_constant + of_context
 
 
 @inner_kernel
@@ -238,7 +218,7 @@ def block_part(shared: Any, own: Array, personal: bool, key: Key, name: Key, inp
     """Return shared mean, personal mean and variance (times ρ) of a block: rare features are not worth exploring."""
     (z, places, t_keys, t, r), (gain, own_gain, square) = inputs, room
     field = field_place(shared, name, False)
-    mean, variance = shared_part(shared, key, field, z, places, gain)
+    mean, variance = core_part(shared, find_block(shared, key), field, z, places, gain)
     if t.size:
         tail_mean, tail_variance, _ = tail_part(shared, key, t_keys, t, tau_of(shared, field, TAIL))
         mean += tail_mean
@@ -334,31 +314,6 @@ def step_prior(shared: Any, field: int, side: int, slope: float) -> None:
 
 
 @inner_kernel
-def usual_tau(shared: Any, field: int) -> Any:
-    """Return the prior variance of the prediction of a block of the field for a usual context, the mean of z."""
-    constant, square = constant_input(shared.numbers[LENGTH]), 0.0
-    for i in range(1, len(shared.moment)):
-        square += (shared.moment[0, i] * constant / shared.moment[0, 0]) ** 2
-    return tau_of(shared, field, CONSTANT) * constant * constant + tau_of(shared, field, CORE) * square
-
-
-@inner_kernel
-def step_light(shared: Any, field: int, said: float, error: float) -> None:
-    """Let light entries count like blocks, unless they make predictions worse for users new to a feature.
-
-    ``said`` is the mean of a light entry that counts. The slope of errors by it decides, plus one standard error:
-    actions whose entries do not count are rarely chosen, and would stay so by bad luck.
-    """
-    if shared.log_tau[field, LIGHT] > LEAST_LOG_TAU:
-        error += said
-    shared.light_gains[field] += said * error
-    shared.slope_squares[field, LIGHT] += said * said
-    slack = math.sqrt(shared.numbers[NOISE] * shared.slope_squares[field, LIGHT])
-    log_tau = log(usual_tau(shared, field)) if shared.light_gains[field] + slack >= 0 else LEAST_LOG_TAU
-    shared.log_tau[field, LIGHT] = min(max(log_tau, LEAST_LOG_TAU), MOST_LOG_TAU)
-
-
-@inner_kernel
 def step_core(shared: Any, field: int, of_constant: float, of_context: float) -> None:
     """Let log τ of core weights follow its slopes: that of the constant separately if actions have one field.
 
@@ -427,10 +382,7 @@ def learn_weights(
     for f in range(n_blocks):
         block, field, x = where[f, AT_BLOCK], where[f, AT_FIELD], scratch.xs[f]
         slot, bias = where[f, AT_SLOT], where[f, AT_BIAS]
-        if block >= 0:
-            learn_core(shared, block, scratch.z, x, scratch.gains[f], error, q, ahead, phi)
-        else:
-            learn_diagonal(shared.light[-1 - block], x, tau_of(shared, field, LIGHT), error, q)
+        learn_core(shared, block, scratch.z, x, scratch.gains[f], error, q, ahead, phi)
         tau = tau_of(shared, field, TAIL)
         for j in range(n_tail):
             weight = shared.tail[tail_place(scratch.keys[f], t_keys[j], shared.tail.shape[0])]
@@ -452,8 +404,6 @@ def step_priors(scratch: Any, shared: Any, n_blocks: int, error: float) -> None:
         step_prior(shared, field, TAIL, factor * slopes[TAIL])
         step_prior(shared, field, OWN_BIAS, factor * slopes[OWN_BIAS])
         step_core(shared, field, factor * slopes[CONSTANT], factor * slopes[CORE])
-        if scratch.where[f, AT_BLOCK] < 0:
-            step_light(shared, field, scratch.xs[f] * slopes[LIGHT], error)
 
 
 @inner_kernel
@@ -501,11 +451,10 @@ def touch_all(scratch: Any, shared: Any, own: Array, workspace: Any, n_features:
             met = times_met(own, key)
             count_reuse(shared, field, USER, met)
         block = touch_block(shared, key, field, scratch.squares)
-        row = touch_light(shared, key) if block < 0 else -1
-        if block < 0 and row < 0:
+        if block < 0:
             continue
         keys[m], scratch.xs[m], scratch.names[m] = key, scratch.xs[f], scratch.names[f]
-        where[m, AT_BLOCK], where[m, AT_FIELD], where[m, MET] = block if block >= 0 else -1 - row, field, met
+        where[m, AT_BLOCK], where[m, AT_FIELD], where[m, MET] = block, field, met
         where[m, AT_SLOT], where[m, AT_BIAS] = -1, -1
         if own.size:
             where[m, AT_SLOT] = touch_slot(own, key, field, scratch.r.size, workspace.limit, met > 0)
@@ -521,15 +470,9 @@ def learning_part(scratch: Any, shared: Any, own: Array, f: int, n_places: int, 
     block, field, slot, bias = where[AT_BLOCK], where[AT_FIELD], where[AT_SLOT], where[AT_BIAS]
     for side in range(slopes.size):
         slopes[side] = 0.0
-    if block >= 0:
-        gain = scratch.gains[f]
-        mean, variance = core_part(shared, block, field, scratch.z, scratch.places[:n_places], gain)
-        slopes[CONSTANT], slopes[CORE] = core_slopes(shared, block, gain)
-    else:
-        light = shared.light[-1 - block]
-        mean, variance, _ = diagonal_part(light, 1.0, tau_of(shared, field, LIGHT))
-        if where[MET] == 0:
-            slopes[LIGHT] = diagonal_part(light, 1.0, usual_tau(shared, field))[0]
+    gain = scratch.gains[f]
+    mean, variance = core_part(shared, block, field, scratch.z, scratch.places[:n_places], gain)
+    slopes[CONSTANT], slopes[CORE] = core_slopes(shared, block, gain)
     if n_tail:
         tail_mean, tail_variance, slopes[TAIL] = tail_part(
             shared, scratch.keys[f], scratch.t_keys[:n_tail], scratch.t[:n_tail], tau_of(shared, field, TAIL)
@@ -556,7 +499,7 @@ def slope_by_drift(scratch: Any, shared: Any, n_places: int, n_blocks: int) -> f
     slope, z, places = 0.0, scratch.z, scratch.places
     for f in range(n_blocks):
         block = scratch.where[f, AT_BLOCK]
-        for j in range(n_places if block >= 0 else 0):
+        for j in range(n_places):
             slope += scratch.xs[f] * shared.mean_slopes[block, places[j]] * z[places[j]]
     return slope
 

@@ -19,13 +19,12 @@ from fedres.decisions.constants import (
     FIRST_LOG_TAU,
     FIRST_SHARED_LOG_TAU,
     HEAD,
-    LEAST_LOG_TAU,
     LEAST_PIVOT,
     OWN_DENSE,
     SLOT_HEAD,
 )
 from fedres.decisions.elementary import exp
-from fedres.decisions.kalman_state import BASES, CONSTANT, CORE, LIGHT, OWN, numbers_of, slot_words
+from fedres.decisions.kalman_state import BASES, CONSTANT, CORE, OWN, numbers_of, slot_words
 from fedres.key_tables import Key
 
 COUNT, BASIS, CLOCK, BIASES = range(4)  # of a personal model's words
@@ -43,7 +42,7 @@ def tau_of(shared: Any, field: Any, side: int) -> Any:
 def log_tau_of(shared: Any, field: Any, side: int) -> Any:
     if field >= 0:
         return shared.log_tau[field, side]
-    return FIRST_SHARED_LOG_TAU if side in (CORE, CONSTANT) else LEAST_LOG_TAU if side == LIGHT else FIRST_LOG_TAU
+    return FIRST_SHARED_LOG_TAU if side in (CORE, CONSTANT) else FIRST_LOG_TAU
 
 
 @inner_kernel

@@ -18,16 +18,17 @@ from fedres.decisions.kalman_inputs import (
     action_key,
     add_scale,
     field_place,
+    find_block,
     find_scale,
     key_of,
     settle_event,
 )
 from fedres.decisions.kalman_kernels import (
+    core_part,
+    core_slope,
     inputs_in,
     learn_in,
     length_of,
-    shared_part,
-    shared_slope,
     step_prior,
     tail_part,
 )
@@ -71,8 +72,9 @@ def example_part(
     mean, variance = 0.0, 0.0
     for f in range(n_blocks):
         field = field_place(shared, names[f], False)
-        part_mean, part_variance = shared_part(shared, keys[f], field, z, places, scratch.gains[0])
-        slope = shared_slope(shared, keys[f], field, scratch.gains[0])
+        block = find_block(shared, keys[f])
+        part_mean, part_variance = core_part(shared, block, field, z, places, scratch.gains[0])
+        slope = core_slope(shared, block, scratch.gains[0])
         if n_tail:
             tail_mean, tail_variance, tail_slope = tail_part(shared, keys[f], t_keys, t, tau_of(shared, field, TAIL))
             part_mean += tail_mean

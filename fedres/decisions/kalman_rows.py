@@ -12,8 +12,7 @@ import numpy as np
 from fedres.checks import Array
 from fedres.compiling import free_kernel, inner_kernel, kernel
 from fedres.decisions.constants import BIAS_WORDS, HEAD, ID_FIELD, MOST_OWN_VARIANCE
-from fedres.decisions.kalman_diagonal import diagonal_part
-from fedres.decisions.kalman_inputs import action_value, field_place, find_light, key_of
+from fedres.decisions.kalman_inputs import action_value, field_place, key_of
 from fedres.decisions.kalman_kernels import block_part, core_part, inputs_in, reuse_of, tail_part
 from fedres.decisions.kalman_own import BASIS, BIAS_KEY, BIASES, COUNT, SLOT_KEY, own_part, tau_of, turn_own
 from fedres.decisions.kalman_pairs import fill_pair_taus, pair_field, pairs_mean
@@ -21,7 +20,6 @@ from fedres.decisions.kalman_state import (
     ANYBODY,
     BASES,
     FIELDS,
-    LIGHT,
     OWN,
     OWN_BIAS,
     TAIL,
@@ -32,10 +30,9 @@ from fedres.decisions.kalman_state import (
 from fedres.key_tables import Key, find_key, mixed, put_key
 from fedres.local_learners.adagrad import at
 
-# Of a field: the variance of a new feature, τ of light entries and tail weights, ρ of all users, the personal variance.
-NEW, OF_LIGHT, OF_TAIL, SHARE, PERSONAL = range(5)
-KINDS = 1 << 16  # by some bits of its mixed key, a feature may be in a model, or is not
-LIGHT_KIND, WHOLE_KIND = 1, 2  # it may have a light entry; it may have a block or be in the user's model
+# Of a field: the variance of a new feature, τ of tail weights, ρ of all users, the personal variance.
+NEW, OF_TAIL, SHARE, PERSONAL = range(4)
+MARKS = 1 << 16  # by some bits of its mixed key, a feature may be in a model, or is not
 
 
 class Rows(NamedTuple):
@@ -129,20 +126,19 @@ def predict_rows(
         turn_own(shared, own, scratch)
     n_places, n_tail = inputs_in(scratch, shared, hashes, values, False)
     inputs = scratch.z, scratch.places[:n_places], scratch.t_keys[:n_tail], scratch.t[:n_tail], scratch.r
-    room, kinds = (scratch.gains[0], scratch.own_gains[0], scratch.squares[0]), np.zeros(KINDS, np.uint8)
-    _mark(shared, own, scratch.r.size, kinds)
-    priors = np.empty((shared.counts[FIELDS] + 1, 5))  # the last one is for unknown fields
+    room, is_marked = (scratch.gains[0], scratch.own_gains[0], scratch.squares[0]), np.zeros(MARKS, np.bool_)
+    _mark(shared, own, scratch.r.size, is_marked)
+    priors = np.empty((shared.counts[FIELDS] + 1, 4))  # the last one is for unknown fields
     for field in range(-1, shared.counts[FIELDS]):
         _fill_prior(shared, own[:0], personal, field, inputs, room, priors[field])
     feature_parts = np.empty((rows.keys.size, 3))
     for f in range(rows.keys.size):
         key = rows.keys[f]
-        kind = kinds[_kind_of(shared, key)]
-        if kind == WHOLE_KIND:
+        if is_marked[_mark_of(shared, key)]:
             part = block_part(shared, own, personal, key, rows.fields[f], inputs, room)
         else:
             prior = priors[field_place(shared, rows.fields[f], False)]
-            part = _rare_part(shared, key, kind == LIGHT_KIND, prior, inputs)
+            part = _rare_part(shared, key, prior, inputs)
         feature_parts[f, 0], feature_parts[f, 1], feature_parts[f, 2] = part
     base = block_part(shared, own, personal, np.uint32(0), np.uint32(0), inputs, room)
     longest = _longest(rows.starts)
@@ -155,7 +151,7 @@ def _fill_prior(shared: Any, nobody: Array, personal: bool, field: int, inputs: 
     (z, places, _, _, r), (gain, own_gain, square) = inputs, room
     own_variance = own_part(nobody, -1, r, tau_of(shared, field, OWN), own_gain, square)[1]
     prior[NEW] = core_part(shared, -1, field, z, places, gain)[1]
-    prior[OF_LIGHT], prior[OF_TAIL] = tau_of(shared, field, LIGHT), tau_of(shared, field, TAIL)
+    prior[OF_TAIL] = tau_of(shared, field, TAIL)
     prior[SHARE] = reuse_of(shared, field, ANYBODY)
     prior[PERSONAL] = 0.0
     if personal:
@@ -164,12 +160,10 @@ def _fill_prior(shared: Any, nobody: Array, personal: bool, field: int, inputs: 
 
 
 @inner_kernel
-def _rare_part(shared: Any, key: Key, may_be_light: bool, prior: Array, inputs: Any) -> Any:
+def _rare_part(shared: Any, key: Key, prior: Array, inputs: Any) -> Any:
     """Return the result of ``block_part`` for a feature without a block, and not in the user's model."""
     _, _, t_keys, t, _ = inputs
-    row, mean, variance = find_light(shared, key) if may_be_light else -1, 0.0, prior[NEW]
-    if row >= 0:
-        mean, variance, _ = diagonal_part(shared.light[row], 1.0, prior[OF_LIGHT])
+    mean, variance = 0.0, prior[NEW]
     if t.size:
         tail_mean, tail_variance, _ = tail_part(shared, key, t_keys, t, prior[OF_TAIL])
         mean += tail_mean
@@ -178,22 +172,20 @@ def _rare_part(shared: Any, key: Key, may_be_light: bool, prior: Array, inputs: 
 
 
 @inner_kernel
-def _kind_of(shared: Any, key: Key) -> Any:
-    return mixed(shared.block_table, key) & np.uint64(KINDS - 1)
+def _mark_of(shared: Any, key: Key) -> Any:
+    return mixed(shared.block_table, key) & np.uint64(MARKS - 1)
 
 
 @inner_kernel
-def _mark(shared: Any, own: Array, k: int, kinds: Array) -> None:
-    """Mark the kinds of all features in the models: most of a large catalogue's features are in none."""
-    for key in shared.light_keys:
-        kinds[_kind_of(shared, key)] = LIGHT_KIND
+def _mark(shared: Any, own: Array, k: int, is_marked: Array) -> None:
+    """Mark all features in the models: most of a large catalogue's features are in none."""
     for key in shared.block_keys:
-        kinds[_kind_of(shared, key)] = WHOLE_KIND
+        is_marked[_mark_of(shared, key)] = True
     if own.size:
         for slot in range(np.int64(own[COUNT])):
-            kinds[_kind_of(shared, own[HEAD + slot * slot_words(k) + SLOT_KEY])] = WHOLE_KIND
+            is_marked[_mark_of(shared, own[HEAD + slot * slot_words(k) + SLOT_KEY])] = True
         for j in range(np.int64(own[BIASES])):
-            kinds[_kind_of(shared, own[own.size - BIAS_WORDS * (j + 1) + BIAS_KEY])] = WHOLE_KIND
+            is_marked[_mark_of(shared, own[own.size - BIAS_WORDS * (j + 1) + BIAS_KEY])] = True
 
 
 @inner_kernel

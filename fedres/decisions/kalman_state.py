@@ -26,7 +26,6 @@ from fedres.decisions.constants import (
     FIRST_VALUES,
     HEAD,
     LEAST_LOG_DRIFT,
-    LEAST_LOG_TAU,
     MAX_BASES,
     MAX_FIELDS,
     MAX_SCALES,
@@ -38,16 +37,16 @@ from fedres.decisions.constants import (
 from fedres.key_tables import LONGEST, MOST_PROBES, new_table, put_all, table_words
 from fedres.key_tables import TAIL as TABLE_TAIL
 
-LEARNED, BLOCKS, BASES, FIELDS, SCALES, LIGHTS = range(6)  # of ``counts``
+LEARNED, BLOCKS, BASES, FIELDS, SCALES = range(5)  # of ``counts``
 NOISE, LENGTH = range(2)  # of ``numbers``
 LOG_DRIFT, DRIFT_SQUARES, DRIFT_IDLE, DRIFT_SINCE = range(4)  # of ``drift``
 UNIT, MEAN, DEVIATION, RMS = range(4)  # of a scale's statistics
-# Columns of ``log_tau``: of personal, tail and shared core weights, personal biases, light entries, and of the
-# constant's weight in the core.
-OWN, TAIL, CORE, OWN_BIAS, LIGHT, CONSTANT = range(6)
+# Columns of ``log_tau``: of personal, tail and shared core weights, personal biases, and of the constant's weight in
+# the core.
+OWN, TAIL, CORE, OWN_BIAS, CONSTANT = range(5)
 ANYBODY, USER = range(2)  # columns of ``reuse``: whether anybody, or the user, has learned a feature before
-# Columns of ``where``: the place of a block, or −1 − the row of a light entry; the place of its field, its personal
-# slot, the first word of its personal bias, and how often the user has met it.
+# Columns of ``where``: the place of a block and of its field, its personal slot, the first word of its personal bias,
+# and how often the user has met it.
 AT_BLOCK, AT_FIELD, AT_SLOT, AT_BIAS, MET = range(5)
 AT_PAIR, AT_LOW, AT_HIGH = range(3)  # columns of ``pair_places``: where a pair's weight is in the tail, and its fields
 SCALE_ROWS = 2048  # of which MAX_SCALES are used
@@ -56,7 +55,7 @@ SCALE_ROWS = 2048  # of which MAX_SCALES are used
 class Shared(NamedTuple):
     """The shared model; d coordinates in the core, k of them in personal blocks."""
 
-    counts: Array  # int64: events learned, blocks, bases, fields, scales, light entries
+    counts: Array  # int64: events learned, blocks, bases, fields, scales
     numbers: Array  # float64: noise, length of a context
     drift: Array  # float64: log φ, the sum of squared slopes by it; drift of idle blocks, which adds up since an event
     scale_table: Array  # uint32, as in ``key_tables``
@@ -66,9 +65,8 @@ class Shared(NamedTuple):
     scale_first: Array  # float32, the first values, until there are enough to settle the scale
     scale_stats: Array  # float64: unit, mean, deviation, root mean square
     field_keys: Array  # uint32
-    log_tau: Array  # float64, fields × 6: OWN, TAIL, CORE, OWN_BIAS, LIGHT, CONSTANT
-    slope_squares: Array  # float64, the sums of squared slopes by log τ; of LIGHT, of squared means
-    light_gains: Array  # float64, the sums of slopes of errors by the means of light entries
+    log_tau: Array  # float64, fields × 5: OWN, TAIL, CORE, OWN_BIAS, CONSTANT
+    slope_squares: Array  # float64, the sums of squared slopes by log τ
     pair_log_tau: Array  # float64, fields × fields, above the diagonal: of pairs; none where pairs have no weights
     pair_slope_squares: Array  # float64, the sums of squared slopes by it
     reuse: Array  # float64, ρ: the share of learned features that are learned more than once, by anybody and by a user
@@ -81,11 +79,6 @@ class Shared(NamedTuple):
     means: Array  # float64, W: blocks × d
     covariances: Array  # float64, P: blocks × d × d
     mean_slopes: Array  # float64, of W by φ: blocks × d
-    light_table: Array  # uint32, as in ``key_tables``
-    light_keys: Array  # uint32; none where there are no light entries
-    light_used: Array  # int64, the event that learned it last
-    light_times: Array  # int64, how many events have learned it
-    light: Array  # float32, (b, h): of a feature that has a block, as they were before
     tail: Array  # float32, (b, h) by hash; of pairs too
     moment: Array  # float64, the sum of zz'
     bases: Array  # float64, U: bases × d × k
@@ -134,7 +127,7 @@ class Scratch(NamedTuple):
     xs: Array  # float64, 1 + m
     names: Array  # uint32, 1 + m: fields
     where: Array  # int64, (1 + m) × 5: where the weights of a block are
-    slopes: Array  # float64, (1 + m) × 6
+    slopes: Array  # float64, (1 + m) × 5
     gains: Array  # float64, (1 + m) × d
     own_weights: Array  # float64, (1 + m) × k
     own_gains: Array  # float64, (1 + m) × k
@@ -161,7 +154,7 @@ def scratch_for(d: int, k: int, n_context: int, n_action: int, n_gains: int) -> 
         np.empty(m),
         np.empty(m, np.uint32),
         np.empty((m, 5), np.int64),
-        np.empty((m, 6)),
+        np.empty((m, 5)),
         np.empty((n_gains, d)),
         np.empty((n_gains, k)),
         np.empty((n_gains, k)),
@@ -186,7 +179,7 @@ class ArraySpec(NamedTuple):
 
 CORE_COORDINATES, OWN_DIRECTIONS, TAIL_PLACES = "coordinates of the core", "directions of users", "places of the tail"
 ARRAYS = {
-    "counts": ArraySpec(np.int64, (6,)),
+    "counts": ArraySpec(np.int64, (5,)),
     "numbers": ArraySpec(np.float64, (2,)),
     "drift": ArraySpec(np.float64, (4,), predicts=False),
     "scale_table": ArraySpec(np.uint32, (0,), saved=False),
@@ -196,9 +189,8 @@ ARRAYS = {
     "scale_first": ArraySpec(np.float32, (SCALE_ROWS, FIRST_VALUES), predicts=False),
     "scale_stats": ArraySpec(np.float64, (SCALE_ROWS, 4)),
     "field_keys": ArraySpec(np.uint32, (), FIELDS),
-    "log_tau": ArraySpec(np.float64, (6,), FIELDS),
-    "slope_squares": ArraySpec(np.float64, (6,), FIELDS, predicts=False),
-    "light_gains": ArraySpec(np.float64, (), FIELDS, predicts=False),
+    "log_tau": ArraySpec(np.float64, (5,), FIELDS),
+    "slope_squares": ArraySpec(np.float64, (5,), FIELDS, predicts=False),
     "pair_log_tau": ArraySpec(np.float64, (MAX_FIELDS,), FIELDS),
     "pair_slope_squares": ArraySpec(np.float64, (MAX_FIELDS,), FIELDS, predicts=False),
     "reuse": ArraySpec(np.float64, (2,), FIELDS),
@@ -211,22 +203,13 @@ ARRAYS = {
     "means": ArraySpec(np.float64, (CORE_COORDINATES,), BLOCKS),
     "covariances": ArraySpec(np.float64, (CORE_COORDINATES, CORE_COORDINATES), BLOCKS),
     "mean_slopes": ArraySpec(np.float64, (CORE_COORDINATES,), BLOCKS, predicts=False),
-    "light_table": ArraySpec(np.uint32, (0,), saved=False),
-    "light_keys": ArraySpec(np.uint32, (), LIGHTS),
-    "light_used": ArraySpec(np.int64, (), LIGHTS, predicts=False),
-    "light_times": ArraySpec(np.int64, (), LIGHTS, predicts=False),
-    "light": ArraySpec(np.float32, (2,), LIGHTS),
     "tail": ArraySpec(np.float32, (TAIL_PLACES, 2)),
     "moment": ArraySpec(np.float64, (CORE_COORDINATES, CORE_COORDINATES), predicts=False),
     "bases": ArraySpec(np.float64, (CORE_COORDINATES, OWN_DIRECTIONS), BASES),
 }
-TABLES = {
-    SCALES: ("scale_table", "scale_keys"),
-    BLOCKS: ("block_table", "block_keys"),
-    LIGHTS: ("light_table", "light_keys"),
-}
-# How many rows are allocated at first. Blocks and light entries grow, by ``with_room``; kernels rely on the others.
-FIRST_ROWS = {FIELDS: MAX_FIELDS, BASES: MAX_BASES, BLOCKS: 1, LIGHTS: 0}
+TABLES = {SCALES: ("scale_table", "scale_keys"), BLOCKS: ("block_table", "block_keys")}
+# How many rows are allocated at first. Blocks grow, by ``with_room``; kernels rely on the others.
+FIRST_ROWS = {FIELDS: MAX_FIELDS, BASES: MAX_BASES, BLOCKS: 1}
 
 
 def sizes_of(d: int, tail_bits: int) -> dict[str, int]:
@@ -244,7 +227,7 @@ def new_shared(d: int, length: float, max_blocks: int, tail_bits: int) -> Shared
     """Return a model that has learned nothing, with d coordinates in its core; its scales are yet to be filled in."""
     sizes = sizes_of(d, tail_bits)
     arrays = {name: np.zeros(shape_of(spec, sizes, FIRST_ROWS), spec.dtype) for name, spec in ARRAYS.items()}
-    tables = {"scale_table": new_table(MAX_SCALES), "block_table": new_table(max_blocks), "light_table": new_table(1)}
+    tables = {"scale_table": new_table(MAX_SCALES), "block_table": new_table(max_blocks)}
     shared = Shared(**arrays | tables)
     shared.counts[BASES] = shared.counts[FIELDS] = 1
     shared.numbers[NOISE] = FIRST_NOISE
@@ -253,27 +236,25 @@ def new_shared(d: int, length: float, max_blocks: int, tail_bits: int) -> Shared
     shared.scale_core[:] = -1
     shared.log_tau[:] = FIRST_LOG_TAU
     shared.log_tau[:, [CORE, CONSTANT]] = FIRST_SHARED_LOG_TAU
-    shared.log_tau[:, LIGHT] = LEAST_LOG_TAU
     shared.pair_log_tau[:] = FIRST_PAIR_LOG_TAU
     shared.reuse[:] = 1.0
     shared.bases[0] = np.eye(d)[:, : sizes[OWN_DIRECTIONS]]
     return shared
 
 
-def with_room(shared: Shared, count: int, n: int) -> Shared:
-    """Return the model with room for n blocks or, if ``count`` is ``LIGHTS``, for n light entries."""
+def with_room(shared: Shared, n: int) -> Shared:
+    """Return the model with room for n blocks."""
     grown: dict[str, Array] = {}
     for name, spec in ARRAYS.items():
-        if spec.rows == count:
+        if spec.rows == BLOCKS:
             old = getattr(shared, name)
             grown[name] = np.zeros((n, *old.shape[1:]), old.dtype)
             grown[name][: len(old)] = old
-    shared = shared._replace(**grown)
-    return shared if count == BLOCKS else with_table(shared, LIGHTS, n)
+    return shared._replace(**grown)
 
 
 def with_table(shared: Shared, count: int, n: int) -> Shared:
-    """Return the model with a new table of its scales, blocks or light entries, for n of them."""
+    """Return the model with a new table of its scales or blocks, for n of them."""
     name, keys = TABLES[count]
     table = new_table(n)
     put_all(table, getattr(shared, keys), shared.counts[count])
@@ -299,32 +280,27 @@ def saved_arrays(shared: Shared) -> dict[str, Array]:
     return arrays
 
 
-def restored(arrays: Mapping[str, Array], max_blocks: int, max_light: int, tail_bits: int) -> Shared:
+def restored(arrays: Mapping[str, Array], max_blocks: int, tail_bits: int) -> Shared:
     """Return the model whose arrays ``saved_arrays`` returned; refuse arrays that do not fit together."""
-    check_shapes(arrays, max_blocks, max_light, tail_bits)
+    check_shapes(arrays, max_blocks, tail_bits)
     shared = new_shared(len(arrays["moment"]), 1.0, max_blocks, tail_bits)
-    n_blocks, n_light = int(arrays["counts"][BLOCKS]), int(arrays["counts"][LIGHTS])
-    shared = with_room(shared, BLOCKS, n_blocks)
-    if n_light:
-        shared = with_room(shared, LIGHTS, n_light)
+    shared = with_room(shared, int(arrays["counts"][BLOCKS]))
     order = np.argsort(arrays["scale_keys"] == 0, kind="stable")  # older files have unused rows in between
     for name, array in arrays.items():
         is_of_scales = ARRAYS[name].shape[:1] == (SCALE_ROWS,)
         getattr(shared, name)[: len(array)] = array[order] if is_of_scales else array
-    shared = with_table(with_table(shared, BLOCKS, max_blocks), SCALES, MAX_SCALES)
-    return with_table(shared, LIGHTS, n_light) if n_light else shared
+    return with_table(with_table(shared, BLOCKS, max_blocks), SCALES, MAX_SCALES)
 
 
-def check_shapes(arrays: Mapping[str, Array], max_blocks: int, max_light: int, tail_bits: int) -> None:
+def check_shapes(arrays: Mapping[str, Array], max_blocks: int, tail_bits: int) -> None:
     """Refuse arrays that are not those of one model of these sizes: kernels would write outside of them."""
     names = sorted(name for name, spec in ARRAYS.items() if spec.saved)
     require(sorted(arrays) == names, "arrays", f"must be {names}", sorted(arrays))
     counts, moment = arrays["counts"], arrays["moment"]
-    require(counts.dtype == np.int64 and counts.shape == (6,), "counts", "must be six whole numbers", counts.shape)
+    require(counts.dtype == np.int64 and counts.shape == (5,), "counts", "must be five whole numbers", counts.shape)
     most = {LEARNED: 2**48, SCALES: MAX_SCALES, BLOCKS: max_blocks, BASES: MAX_BASES, FIELDS: MAX_FIELDS}
-    most[LIGHTS] = max_light if counts[BLOCKS] == max_blocks else 0  # until then there is room for blocks
     for count, bound in most.items():
-        least = 0 if count in (LEARNED, SCALES, LIGHTS) else 1
+        least = 0 if count in (LEARNED, SCALES) else 1
         require(least <= counts[count] <= bound, f"counts[{count}]", f"must be in [{least}, {bound}]", counts[count])
     d = moment.shape[0] if moment.ndim else 0
     require(1 <= d <= CORE_SIZE, "moment", f"must have 1 to {CORE_SIZE} coordinates", d)

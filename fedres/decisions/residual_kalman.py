@@ -23,7 +23,6 @@ from fedres.decisions.constants import (
     FIRST_VALUES,
     HEAD,
     MAX_BLOCKS,
-    MAX_LIGHT,
     MOST_KEPT,
     OWN_BYTES,
     START_EVENTS,
@@ -40,7 +39,6 @@ from fedres.decisions.kalman_state import (
     CORE,
     FIELDS,
     LEARNED,
-    LIGHTS,
     USER,
     Events,
     KalmanRequest,
@@ -112,7 +110,6 @@ class ResidualKalman:
         reward_range: tuple[float, float] = (0.0, 1.0),
         *,
         max_blocks: int = MAX_BLOCKS,
-        max_light: int = MAX_LIGHT,
         tail_bits: int = TAIL_BITS,
         own_bytes: int = OWN_BYTES,
         choice_events: int = CHOICE_EVENTS,
@@ -121,12 +118,11 @@ class ResidualKalman:
         if not -np.inf < low < high < np.inf:
             raise ValueError(f"reward_range must be two finite rising numbers, got {reward_range}")
         checks.whole("max_blocks", max_blocks, least=2)
-        checks.whole("max_light", max_light, least=0)
         checks.whole("tail_bits", tail_bits)
         checks.whole("own_bytes", own_bytes)
         checks.whole("choice_events", choice_events, least=0)
         self.low, self.span = float(low), float(high) - float(low)
-        self.max_blocks, self.max_light, self.tail_bits, self.own_bytes = max_blocks, max_light, tail_bits, own_bytes
+        self.max_blocks, self.tail_bits, self.own_bytes = max_blocks, tail_bits, own_bytes
         self.choice_events = choice_events
         self.first: KeptEvents | None = KeptEvents()  # all events so far, until they were learned again
         self.shared: Shared | None = None
@@ -253,12 +249,7 @@ class ResidualKalman:
         n_blocks = 1 + int(shared.counts[BLOCKS]) + int((np.diff(events.starts) - events.n_context).sum())
         room = min(self.max_blocks, 1 << (n_blocks - 1).bit_length())
         if room > shared.block_keys.size:
-            shared = with_room(shared, BLOCKS, room)
-        if n_blocks > self.max_blocks:
-            n_light = n_blocks + int(shared.counts[LIGHTS])
-            light_room = min(self.max_light, 1 << (n_light - 1).bit_length())
-            if light_room > shared.light_keys.size:
-                shared = with_room(shared, LIGHTS, light_room)
+            shared = with_room(shared, room)
         k = shared.bases.shape[2]
         workspace = workspace_for(events, *owns, own_slots(k, self.own_bytes), own_biases(self.own_bytes), k)
         beside = np.zeros((events.users.size, 2)) if beside is None else beside
@@ -298,7 +289,7 @@ class ResidualKalman:
         """Restore the arrays that ``to_arrays`` of a model with the same settings returned; refuse any others."""
         first = {name.removeprefix("first."): array for name, array in arrays.items() if name.startswith("first.")}
         of_shared = {name: array for name, array in arrays.items() if not name.startswith("first.")}
-        shared = restored(of_shared, self.max_blocks, self.max_light, self.tail_bits) if of_shared else None
+        shared = restored(of_shared, self.max_blocks, self.tail_bits) if of_shared else None
         kept = [Events(**{name: np.array(array) for name, array in first.items()})] if first else []
         self.shared = shared
         self.first = KeptEvents(kept) if kept or not of_shared else None

@@ -45,24 +45,6 @@ class Prior:
             self.log_tau = min(max(moved, self.least), self.most)
 
 
-class LightPrior(Prior):
-    """Of light entries: as of blocks, unless they make predictions worse for users new to a feature.
-
-    The slope of errors by their means decides, plus one standard error: actions whose entries do not count are rarely
-    chosen, and would stay so by bad luck.
-    """
-
-    gain = 0.0
-
-    def count(self, said: float, error: float, noise: float, usual: float) -> None:
-        if self.log_tau > self.least:
-            error += said
-        self.gain += said * error
-        self.squares += said * said
-        helps = self.gain + math.sqrt(noise * self.squares) >= 0
-        self.log_tau = min(max(math.log(usual) if helps else self.least, self.least), self.most)
-
-
 class DriftPrior(Prior):
     """Share φ = exp(l) of a block's covariance that goes back to its prior when it is learned; l steps as log τ."""
 
@@ -93,7 +75,7 @@ class Field:
         self, shared: float = the.FIRST_SHARED_LOG_TAU, tail: float = the.FIRST_LOG_TAU, prior: type[Prior] = Prior
     ) -> None:  # fmt: skip
         self.constant, self.core, self.tail, self.own = prior(shared), prior(shared), prior(tail), prior()
-        self.bias, self.light = Prior(), LightPrior(the.LEAST_LOG_TAU)
+        self.bias = Prior()
         self.reuse, self.own_reuse = Reuse(), Reuse()
 
     def log_tau(self, size: int) -> Array:
@@ -104,7 +86,7 @@ class Field:
 class Information:
     """Weights in information form, without their prior: C = (H + I/τ)⁻¹, w = C b. As τ moves, they move with it.
 
-    A user's weights of directions, of which H is dense over the first; or one tail weight, bias, light entry or pair.
+    A user's weights of directions, of which H is dense over the first; or one tail weight, bias or pair.
     """
 
     def __init__(self, size: int = 1) -> None:
@@ -166,19 +148,6 @@ class Dense:
     def drift(self, share: float) -> None:
         self.covariance += share * (np.diag(np.exp(self.log_tau)) - self.covariance)
 
-    def to_light(self, z: Array) -> Information:
-        """Return its prediction for a usual context z: h is the learned precision, b is h times the value."""
-        variance, light = z @ self.covariance @ z, Information()
-        light.H[0, 0] = max(float(1 / variance - 1 / (np.exp(self.log_tau) @ z**2)), 0.0)
-        light.b[0] = self.mean @ z / variance
-        return light
-
-    def from_light(self, light: Information, z: Array) -> None:
-        """Learn a light entry: at a usual context z the value b/h, with the noise 1/h."""
-        gain, b, h = np.exp(self.log_tau) * z, float(light.b[0]), float(light.H[0, 0])
-        self.mean = b * gain / (1 + h * (gain @ z))
-        self.covariance = self.covariance - h * np.outer(gain, gain) / (1 + h * (gain @ z))
-
     def rebase(self, log_tau: Array) -> None:
         """Take other priors, if they are far from the present ones: P⁻¹ += 1/τ' − 1/τ on its diagonal; P⁻¹W stays."""
         if np.abs(self.log_tau - log_tau).max() > the.REBASE:
@@ -193,16 +162,16 @@ class Block:
 
     key: int
     field: int
-    weights: Any  # Dense, or Information of a light entry or of one user
+    weights: Any  # Dense, or Information of one user
     used: int  # when it was learned last
     times: int = 0  # learned
 
 
 class BlockTable:
-    """Blocks in rows, as many as there is room for. With a ``window``, a key may take only one of so many rows."""
+    """Blocks in rows, as many as there is room for."""
 
-    def __init__(self, limit: int, window: int | None = None) -> None:
-        self.limit, self.window, self.rows = limit, window, list[Block]()
+    def __init__(self, limit: int) -> None:
+        self.limit, self.rows = limit, list[Block]()
 
     def find(self, key: int) -> Block | None:
         return next((block for block in self.rows if block.key == key), None)
@@ -221,8 +190,7 @@ class BlockTable:
         block, row = self.find(key), len(self.rows)
         if block is None:
             if row == self.limit:
-                rows = range(1, row) if self.window is None else [(key + k) % row for k in range(min(row, self.window))]
-                row = min(rows if displaces else (), key=lambda k: self.rows[k].used, default=-1)
+                row = min(range(1, row) if displaces else (), key=lambda k: self.rows[k].used, default=-1)
                 if row < 0 or self.rows[row].used == now:
                     return None
             block = Block(key, name, new, now)
@@ -257,7 +225,7 @@ class Used(NamedTuple):
 
     x: float
     of: Field
-    dense: Dense | None  # None: the shared weights are a light entry, one of the terms
+    dense: Dense
     terms: list[Term]
     parts: Array
 
@@ -275,7 +243,7 @@ class ResidualKalman(Inputs):
     def __init__(
         self, reward_range: tuple[float, float] = (0.0, 1.0), *, max_blocks: int = the.MAX_BLOCKS,
         tail_bits: int = the.TAIL_BITS, own_bytes: int = the.OWN_BYTES, own_size: int = the.OWN_SIZE,
-        choice_events: int = the.CHOICE_EVENTS, max_light: int = the.MAX_LIGHT, most_paired: int = the.MOST_PAIRED,
+        choice_events: int = the.CHOICE_EVENTS, most_paired: int = the.MOST_PAIRED,
     ) -> None:  # fmt: skip
         super().__init__()
         self.low, self.span = reward_range[0], reward_range[1] - reward_range[0]
@@ -287,7 +255,7 @@ class ResidualKalman(Inputs):
         self.bases: list[Array] = []
         self.drift = DriftPrior(the.LEAST_LOG_DRIFT)
         self.fields: dict[int, Field] = {0: Field()}
-        self.blocks, self.light = BlockTable(max_blocks), BlockTable(max_light, the.LIGHT_WINDOW)
+        self.blocks = BlockTable(max_blocks)
         self.tail: dict[int, Information] = {}
         self.own: dict[Hashable, Own] = {}
 
@@ -296,7 +264,7 @@ class ResidualKalman(Inputs):
         if not self.bases:
             return np.full(len(actions), self.low), np.full(len(actions), self.span)
         z, t = self._context(context)
-        shared, mine = self.shared_weights(), self.own.get(user)
+        shared, mine = self.blocks.weights(), self.own.get(user)
         own, biases = self._turned(mine), mine.biases.weights() if mine else {}
 
         def predicted(key: int, x: float, name: int) -> Used:
@@ -322,10 +290,6 @@ class ResidualKalman(Inputs):
             variances[k] += np.square(others).sum() / max(sum(others), 1e-300)
         return self.low + self.span * means, self.span * np.sqrt(np.maximum(variances, 0.0))
 
-    def shared_weights(self) -> dict[int, Dense | Information]:
-        """Return those of all features; a feature with a block may have an old light entry."""
-        return self.light.weights() | self.blocks.weights()
-
     def learn(self, event: KalmanEvent) -> None:
         """Learn a reward. The first 16 begin the shared model; early ones are kept until they are learned again."""
         if self.first is not None:
@@ -344,8 +308,8 @@ class ResidualKalman(Inputs):
         several = len(self.fields) > 2 and len(first) > the.START_EVENTS
         for main in [*self.fields][1 : 1 + the.CHOICE_FIELDS] if several else []:
             trial = type(self)(
-                (self.low, self.low + self.span), max_blocks=self.blocks.limit, max_light=self.light.limit,
-                tail_bits=self.tail_bits, own_bytes=self.own_bytes, own_size=self.own_size,
+                (self.low, self.low + self.span), max_blocks=self.blocks.limit, tail_bits=self.tail_bits,
+                own_bytes=self.own_bytes, own_size=self.own_size,
             )  # fmt: skip
             for name in [*self.fields][1:]:
                 trial.fields[name] = Field(the.FIRST_SHARED_LOG_TAU if name == main else the.FIRST_LOG_TAU)
@@ -355,7 +319,7 @@ class ResidualKalman(Inputs):
                 trial.fields[name].own_reuse = of.own_reuse
             if squares < least:
                 least, self.noise, self.drift, self.pairs = squares, trial.noise, trial.drift, trial.pairs
-                self.fields, self.blocks, self.light, self.tail = trial.fields, trial.blocks, trial.light, trial.tail
+                self.fields, self.blocks, self.tail = trial.fields, trial.blocks, trial.tail
 
     def _begin(self, start: Sequence[KalmanEvent]) -> None:
         """Choose the core by the start's events, and learn them."""
@@ -373,15 +337,11 @@ class ResidualKalman(Inputs):
         return self.fields.get(name) or Field()
 
     def _predicted(
-        self, key: int, x: float, of: Field, z: Array, t: Tail, shared: Any, own: Any = None, bias: Any = None
+        self, key: int, x: float, of: Field, z: Array, t: Tail, shared: Dense | None, own: Any = None, bias: Any = None
     ) -> Used:
         """Return the prediction of a feature's weights, including the personal ones if any."""
-        dense, terms, parts = None, list[Term](), np.zeros((3, 5))
-        if isinstance(shared, Information):
-            terms.append(Term(1, shared, np.ones(1), of.light))
-        else:
-            dense = shared or Dense(of.log_tau(len(z)))
-            parts[:, :2] = dense.predict(z)
+        dense, terms, parts = shared or Dense(of.log_tau(len(z))), list[Term](), np.zeros((3, 5))
+        parts[:, :2] = dense.predict(z)
         for coordinate, value in t:
             weight = self.tail.get(tail_place(key, coordinate, self.tail_bits)) or Information()
             terms.append(Term(2, weight, np.array([value]), of.tail))
@@ -407,26 +367,12 @@ class ResidualKalman(Inputs):
                 inputs = np.array([min(max(x, -1.0), 1.0) * min(max(y, -1.0), 1.0)])
                 yield Term(5, self.tail.setdefault(place, Information()), inputs, prior)
 
-    def _usual_tau(self, of: Field) -> float:
-        """Return the prior variance of the prediction of a block of the field for a usual context."""
-        return float(np.exp(of.log_tau(len(self.usual))) @ self.usual**2)
-
-    def _touch(self, key: int, name: int, of: Field) -> Block | None:
-        """Return the block or the light entry that a feature learns in; None if there is no room for it."""
-        light, before = self.light.find(key), [*self.blocks.rows]
-        often = not self.light.limit or (light is not None and light.times >= the.LIGHT_TIMES)
-        fresh = Dense(of.log_tau(len(self.usual)))
-        block = self.blocks.touch(key, name, self.learned, fresh, displaces=often)
-        if block is None:
-            return self.light.touch(key, name, self.learned, Information())
-        if block.weights is not fresh:
+    def _touch(self, key: int, name: int, of: Field, size: int) -> Block | None:
+        """Return the block that a feature learns in; None if there is no room for it."""
+        fresh = Dense(of.log_tau(size))
+        block = self.blocks.touch(key, name, self.learned, fresh)
+        if block is not None:
             block.weights.rebase(fresh.log_tau)
-        elif light:  # it takes the row of a block, which becomes a light entry
-            fresh.from_light(light.weights, self.usual)
-            block.times = light.times + 1
-            gone = next(each for each in before if each not in self.blocks.rows)
-            if old := self.light.touch(gone.key, gone.field, self.learned, Information()):
-                old.weights, old.times, old.used = gone.weights.to_light(self.usual), gone.times, gone.used
         return block
 
     def _turned(self, own: Own | None) -> dict[int, Information]:
@@ -451,10 +397,10 @@ class ResidualKalman(Inputs):
     def _use(self, key: int, x: float, name: int, z: Array, t: Tail, own: Own | None) -> Used | None:
         """Find the weights that a feature of an event learns in, count its reuse, and predict; None without room."""
         of, mine, bias, met = self._field(name, new=True), None, None, own.biases.times(key) if own else 0
-        of.reuse.add(self.blocks.times(key) or self.light.times(key))
+        of.reuse.add(self.blocks.times(key))
         if own:
             of.own_reuse.add(met)
-        block = self._touch(key, name, of)
+        block = self._touch(key, name, of, len(z))
         if block is None:
             return None
         if own:  # a feature new to the user replaces no other's directions
@@ -464,10 +410,7 @@ class ResidualKalman(Inputs):
         for coordinate, _ in t:
             self.tail.setdefault(tail_place(key, coordinate, self.tail_bits), Information())
         personal = [each.weights if each else None for each in (mine, bias)]
-        use = self._predicted(key, x, of, z, t, block.weights, *personal)
-        if use.dense is None:  # what it would predict, if it counts, for a user who is new to it
-            use.parts[2, 1] = 0.0 if met else block.weights.predict(np.ones(1), self._usual_tau(of))[0]
-        return use
+        return self._predicted(key, x, of, z, t, block.weights, *personal)
 
     def _learn(self, event: KalmanEvent, *, new: bool, beside: tuple[float, float] = (0.0, 0.0)) -> float:
         """Learn an event beside the mean and the variance of another model; return the error."""
@@ -476,7 +419,6 @@ class ResidualKalman(Inputs):
             self.bases.append(eigenvectors(self.moment / n, self.own_size))
         z, t = self._context(event.context, new=new)
         self.moment += np.outer(z, z)
-        self.usual = self.moment[0] * (self._constant() / self.moment[0, 0])  # the mean of z
         own, features = self._opened(event.user), {0: (1.0, 0)} | self._features(event.action, new=new)
         uses = {key: self._use(key, x, name, z, t, own) for key, (x, name) in features.items()}
         used = [use for use in uses.values() if use]
@@ -485,11 +427,10 @@ class ResidualKalman(Inputs):
         mean = sum(use.x * use.parts[0].sum() for use in used) + pair_parts[:, 0].sum()
         variance = sum(use.x * use.x * use.parts[1].sum() for use in used) + pair_parts[:, 1].sum() + beside[1]
         error = (event.reward - self.low) / self.span - mean - beside[0]
-        ahead = sum(use.x * float(use.dense.slope @ z) for use in used if use.dense)  # d m/d φ
+        ahead = sum(use.x * float(use.dense.slope @ z) for use in used)  # d m/d φ
         q, phi = self.noise + variance, self.drift.tau
         for use in used:
-            if use.dense:
-                use.dense.learn(use.x * z, error, q, phi, ahead)
+            use.dense.learn(use.x * z, error, q, phi, ahead)
             for term in use.terms:
                 term.weights.learn(use.x * term.inputs, term.prior.tau, error, q)
         taus = [pair.prior.tau for pair in pairs]
@@ -517,9 +458,7 @@ class ResidualKalman(Inputs):
     def _step_priors(self, use: Used, error: float) -> None:
         """Let priors follow their slopes: that of the constant by itself where actions have one field."""
         of, slopes, n, start = use.of, error * use.x * use.parts[2], self.learned, the.CORE_TAU_START
-        if use.dense is None:
-            of.light.count(use.x * use.parts[2, 1], error, self.noise, self._usual_tau(of))
-        elif len(self.fields) > 2:  # a sum of constants, which cannot be separated
+        if len(self.fields) > 2:  # a sum of constants, which cannot be separated
             of.core.step(slopes[0] + slopes[1] if n >= start else 0.0)
             of.constant.log_tau = of.core.log_tau
         else:

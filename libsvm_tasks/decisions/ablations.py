@@ -44,13 +44,6 @@ class NoBiases(ResidualKalman):
         return models
 
 
-class NoLight(ResidualKalman):
-    """Of more features than there are blocks, the least recently learned is forgotten."""
-
-    def __init__(self) -> None:
-        super().__init__(max_light=0)
-
-
 class NoPairs(ResidualKalman):
     """Pairs of an action's features have no weights."""
 

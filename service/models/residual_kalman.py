@@ -81,12 +81,12 @@ from service.models.protocol import (
 )
 from service.settings import Settings
 
-SHARED_FORMAT, PERSONAL_FORMAT = b"FRK9", b"FRK4"
+SHARED_FORMAT, PERSONAL_FORMAT = b"FRKA", b"FRK4"
 PUBLISHED_HEAD, DIMENSIONS = 5, 3  # words before the shapes; of a shape
 PUBLISHED = tuple(name for name, spec in ARRAYS.items() if spec.predicts)
 FINITE = (  # arrays that are checked as a whole
-    "numbers", "drift", "log_tau", "slope_squares", "light_gains", "pair_log_tau", "pair_slope_squares", "scale_stats",
-    "tail", "light", "moment", "bases",
+    "numbers", "drift", "log_tau", "slope_squares", "pair_log_tau", "pair_slope_squares", "scale_stats", "tail",
+    "moment", "bases",
 )  # fmt: skip
 PIECE = 256  # numbers that are compared at once
 WHOLE: Array = np.zeros(1, np.int64)  # the only row of an array that is copied as a whole

@@ -53,13 +53,13 @@ console.log(JSON.stringify(shared.predict(request, starts[0], starts)));
 
 
 @needs_node
-def test_a_shared_model_with_light_entries_predicts_as_in_python():
+def test_a_shared_model_whose_blocks_made_room_predicts_as_in_python():
     model, rng = ResidualKalman(max_blocks=6, choice_events=0), np.random.default_rng(25)
     names = 100 + rng.integers(20, size=400)
     requests = [request_of(([5, 6 + k % 3], [1.0, 1.0]), [([name], [1.0], [9])]) for k, name in enumerate(names)]
     model.learn(events_of([(now, 0, float(name % 2), -1) for now, name in zip(requests, names, strict=True)]))
     payload = write_document(model.shared, 1, "1-x", 400)
-    assert read_document(payload).shared.light_keys.size > 10
+    assert read_document(payload).shared.block_keys.size == 6
     request = request_of(([5, 7], [1.0, 1.0]), [([name], [1.0], [9]) for name in range(100, 125)])
     arrays = {name: (str(a.dtype), a.ravel().tolist()) for name, a in safetensors.numpy.load(payload).items()}
     text = {"told": read_metadata(payload), "arrays": arrays}

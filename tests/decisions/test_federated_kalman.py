@@ -135,7 +135,7 @@ def test_a_document_that_kernels_must_not_see_is_refused(server):
         ("scale_core", lambda array: array + 1000),
         ("means", lambda array: array * np.nan),
         ("tail_places", lambda array: array + 2**16),
-        ("light", lambda array: np.zeros((1, 2), np.float32)),
+        ("tail", lambda array: np.zeros((1, 2), np.float32)),
     ):
         with pytest.raises(ValueError, match="payload must"):
             read_document(spoiled(write_document(server.shared, 1, "1-x", 40), name, spoil))

@@ -6,14 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedres.decisions.constants import ID_FIELD
-from fedres.decisions.kalman_state import ARRAYS, FIELDS, LIGHTS, Shared
+from fedres.decisions.kalman_state import ARRAYS, FIELDS, Shared
 from fedres.decisions.residual_kalman import NO_MODEL, ResidualKalman, events_of, request_of
 
 SETTINGS = {
     "as in the service": {"choice_events": 80},
-    "blocks become light entries": {"max_blocks": 4, "tail_bits": 4, "own_bytes": 300},
-    "light entries are replaced": {"max_blocks": 4, "max_light": 3, "choice_events": 0},
-    "blocks are replaced": {"max_blocks": 4, "max_light": 0, "choice_events": 0},
+    "everything is replaced": {"max_blocks": 4, "tail_bits": 4, "own_bytes": 300},
+    "blocks are replaced": {"max_blocks": 4, "choice_events": 0},
 }
 # What happens, one after the other. All steps come with the seed of what is learned, of which most need none.
 STEPS = st.lists(
@@ -86,7 +85,7 @@ def test_a_new_field_after_a_restart_is_learned_within_the_arrays():
     n_fields = int(model.shared.counts[FIELDS])
     learn(model, owns, *batch(2, 60, 30))
     assert model.shared.counts[FIELDS] > n_fields
-    assert len(model.to_arrays()["light_gains"]) == model.shared.counts[FIELDS]
+    assert len(model.to_arrays()["log_tau"]) == model.shared.counts[FIELDS]
 
 
 def test_each_array_of_a_model_has_a_specification():
@@ -98,7 +97,6 @@ def test_arrays_of_other_lengths_are_refused_before_anything_is_learned_from_the
     model = ResidualKalman(max_blocks=4)
     learn(model, {}, *batch(3, 0, 60))
     arrays = model.to_arrays()
-    assert arrays["counts"][LIGHTS] > 0
     before = bits(model, {})
     with pytest.raises(ValueError, match="state: "):
         model.load_arrays({**arrays, name: arrays[name][:-1]})

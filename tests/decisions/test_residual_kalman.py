@@ -10,8 +10,7 @@ from fedres.decisions.constants import (
     HEAD,
     ID_FIELD,
     LEAST_LOG_DRIFT,
-    LEAST_LOG_TAU,
-    LIGHT_TIMES,
+    MAX_BLOCKS,
     MAX_FIELDS,
     MOST_KEPT,
     MOST_OWN_VARIANCE,
@@ -23,8 +22,6 @@ from fedres.decisions.constants import (
 )
 from fedres.decisions.kalman_inputs import (
     eigenvectors,
-    find_block,
-    find_light,
     find_scale,
     rebase,
 )
@@ -33,10 +30,8 @@ from fedres.decisions.kalman_kernels import predict
 from fedres.decisions.kalman_own import BIASES, COUNT, SLOT_KEY
 from fedres.decisions.kalman_rows import Rows, fill_inputs, fill_pair_means, number_features, predict_rows
 from fedres.decisions.kalman_state import (
-    BLOCKS,
     CONSTANT,
     CORE,
-    LIGHT,
     LOG_DRIFT,
     OWN,
     OWN_BIAS,
@@ -99,9 +94,8 @@ def learn_all(model, owns, rounds, sizes):
 SETTINGS = [
     ({}, {}),
     ({"choice_events": 60}, {}),  # learned again
-    ({"max_blocks": 4, "own_bytes": 300, "tail_bits": 4}, {}),  # blocks become light entries, tail weights collide
-    ({"max_blocks": 4, "max_light": 3}, {"n_ids": 9}),  # light entries die
-    ({"max_blocks": 4, "max_light": 0}, {}),  # blocks die
+    ({"max_blocks": 4, "own_bytes": 300, "tail_bits": 4}, {}),  # blocks make room, tail weights collide
+    ({"max_blocks": 4}, {"n_ids": 9}),
     ({"reward_range": (-3.0, 5.0)}, {}),
     ({}, {"n_names": 90, "n_late": 130}),  # more coordinates than the core and personal models take
 ]
@@ -524,52 +518,7 @@ def test_a_world_that_changes_is_learned_anew_and_one_that_stays_is_not_forgotte
     assert decide_in(changing_world(16, 2500, 1500), drifts=False)[1] < 0.5
 
 
-def test_what_came_before_hundreds_of_others_is_not_forgotten():
-    """Even ids earn 1, odd ones 0. There are many more than blocks, and each is learned again after all others."""
-    model, names = ResidualKalman(max_blocks=16, choice_events=0), range(1000, 1300)
-    rounds = [(None, ([5], [1.0]), [([name], [1.0], [9])], 0, float(name % 2 == 0)) for name in names]
-    learn_all(model, {}, 5 * rounds, [1500])
-    assert model.shared.counts[BLOCKS] == 16
-    means = model.predict(request_of(([5], [1.0]), [([name], [1.0], [9]) for name in names])).means
-    assert means[::2].min() > means[1::2].max() + 0.3
-    assert model.shared.reuse[1, 0] > 0.9
-
-
-def test_a_feature_that_is_learned_often_gets_a_block_and_the_one_before_stays_known():
-    model, context = ResidualKalman(max_blocks=3, choice_events=0), ([5], [1.0])
-    first = [(None, context, [([100 + k % 2], [1.0], [9])], 0, float(k % 2)) for k in range(60)]
-    learn_all(model, {}, first, [60])
-    before = model.predict(request_of(context, [([100], [1.0], [9]), ([101], [1.0], [9])]))
-    learn_all(model, {}, [(None, context, [([102], [1.0], [9])], 0, 1.0)] * LIGHT_TIMES, [LIGHT_TIMES])
-    assert find_block(model.shared, np.uint32(102)) < 0
-    learn_all(model, {}, [(None, context, [([102], [1.0], [9])], 0, 1.0)], [1])
-    assert find_block(model.shared, np.uint32(102)) == 1
-    assert find_block(model.shared, np.uint32(100)) < 0
-    row = find_light(model.shared, np.uint32(100))
-    b, h = model.shared.light[row].astype(float)
-    base = model.predict(request_of(context, [([], [], [])])).means[0]
-    assert b / (h + 1) == pytest.approx(before.means[0] - base, abs=0.1)
-
-
-@pytest.mark.parametrize(("others_agree", "counts"), [(True, True), (False, False)])
-def test_light_entries_count_while_they_are_right_about_users_who_are_new_to_a_feature(others_agree, counts):
-    """Most ids come to the same user again, who still thinks the same; what another user thinks decides."""
-    model, context = ResidualKalman(max_blocks=8, choice_events=0), ([5], [1.0])
-    likes = np.random.default_rng(27).random(600) < 0.5
-    rounds = [
-        (user, context, [([1000 + name], [1.0], [9])], 0, float(like if others_agree or user == name else not like))
-        for name, like in enumerate(likes.tolist())
-        for user in (name, name if name % 3 else 1000 + name)
-    ]
-    learn_all(model, {}, rounds, [len(rounds)])
-    assert (model.shared.log_tau[1, LIGHT] > LEAST_LOG_TAU) == counts
-    once = [(None, context, [([9000 + k], [1.0], [9])], 0, float(k)) for k in range(2)]
-    learn_all(model, {}, once, [2])
-    bad, good = model.predict(request_of(context, [([9000], [1.0], [9]), ([9001], [1.0], [9])])).means
-    assert (good - bad > 0.01) == counts
-
-
-def test_a_catalogue_of_100_000_ids_takes_64_mb_at_most():
+def test_a_catalogue_of_100_000_ids_takes_32_mb_at_most():
     rng, model, n = np.random.default_rng(23), ResidualKalman(), 100_000
     hashes = np.empty((n, 65), np.uint32)
     hashes[:, :63], hashes[:, 63], hashes[:, 64] = np.arange(1, 64), np.arange(1000, 1000 + n), 7
@@ -581,12 +530,12 @@ def test_a_catalogue_of_100_000_ids_takes_64_mb_at_most():
     model.learn(events)
     kept = model.to_arrays()
     assert model.shared.moment.shape == (CORE_SIZE, CORE_SIZE)
-    assert np.unique(np.r_[kept["block_keys"], kept["light_keys"]]).size == n + 2
-    assert sum(array.nbytes for array in model.shared) <= 64e6
+    assert np.unique(kept["block_keys"]).size == MAX_BLOCKS
+    assert sum(array.nbytes for array in model.shared) <= 32e6
 
 
 def test_actions_that_come_and_go_leave_a_model_of_the_same_size():
-    model, owns = ResidualKalman(max_blocks=8, max_light=0), {}
+    model, owns = ResidualKalman(max_blocks=8), {}
     for k in range(60):
         actions = [([1000 + k + a], [1.0], [9]) for a in range(4)]
         learn_all(model, owns, [(0, ([5], [1.0]), actions, k % 4, 1.0)], [1])

@@ -155,9 +155,9 @@ def test_a_snapshot_with_an_array_that_is_too_short_is_learned_from_the_log_agai
                 await play(engine, clock, 24, 24)
             live = engine.digest()
             model = kalman(engine)
-            model.shared = model.shared._replace(light_gains=model.shared.light_gains[:2])
+            model.shared = model.shared._replace(field_keys=model.shared.field_keys[:2])
             state = engine.learner.loops["default"].shared.to_bytes()
-        with pytest.raises(ValueError, match="light_gains must have the shape"):
+        with pytest.raises(ValueError, match="field_keys must have the shape"):
             from_bytes(Settings(), state)
         with sqlite3.connect(tmp_path / "store.db-models") as db:
             row = "default", _checksum("shared default", state), state
