@@ -115,10 +115,9 @@ export function readDocument(metadata, part) {
   part("scale_keys").forEach((key, k) => {
     shared.scales.set(key, Object.assign(new Scale(stats.subarray(4 * k, 4 * k + 4)), { core: core[k] }));
   });
-  const reuse = part("reuse");
   shared.fields = Array.from(part("field_keys"), (key, k) => {
     const [own, tails, core, , constant] = logTau.subarray(5 * k, 5 * k + 5);
-    return newField(key, [own, tails, core, constant], 0, reuse[k]);
+    return newField(key, [own, tails, core, constant]);
   });
   shared.pairLogTau = part("pair_log_tau");
   part("tail_places").forEach((place, k) => shared.setTail(place, tail[2 * k], tail[2 * k + 1]));

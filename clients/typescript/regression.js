@@ -4,7 +4,7 @@
 const f = Math.fround;
 const CONTEXT_UNIT = 3, ACTION_UNIT = 1; // medians in the unit of a number
 const FIRST_VALUES = 16, CORE_TAU_START = 256, CONTEXT_TAU_EVENTS = 16, REBASE = 0.5, NUMBER_LIMIT = 5, MAX_FIELDS = 32;
-const LOG_TAU_RATE = 0.5, LEAST_LOG_TAU = -14, MOST_LOG_TAU = 2, LEAST_NOISE = 0.001, MOST_NOISE = 1, LEAST_NOISE_RATE = 0.002, LEAST_REUSE_RATE = 0.005, LEAST_CONSTANT = 0.5;
+const LOG_TAU_RATE = 0.5, LEAST_LOG_TAU = -14, MOST_LOG_TAU = 2, LEAST_NOISE = 0.001, MOST_NOISE = 1, LEAST_NOISE_RATE = 0.002, LEAST_CONSTANT = 0.5;
 export const MAX_SCALES = 1600, FIRST_LOG_TAU = -4.605170185988091; // log 0.01
 const FIRST = [FIRST_LOG_TAU, FIRST_LOG_TAU, 0, 0];
 export const OWN = 0;
@@ -52,11 +52,8 @@ export class Scale {
 
 const signedLog = (value, unit) => Math.sign(value) * Math.log1p(Math.abs(value) / unit);
 
-/**
- * A field: log τ of its kinds of weights; `squares` of slopes are infinite where τ is given; `reuse` is the
- * share of its learned features that are learned more than once.
- */
-export const newField = (key, logTau, squares = 0, reuse = 1) => ({ key, logTau, squares: FIRST.map(() => squares), reuse, counted: 0 });
+/** A field: log τ of its kinds of weights; `squares` of slopes are infinite where τ is given. */
+export const newField = (key, logTau, squares = 0) => ({ key, logTau, squares: FIRST.map(() => squares) });
 
 /** A regression: one block of weights for each action feature, over the core of the context's coordinates and a tail. */
 export class Regression {
@@ -76,7 +73,7 @@ export class Regression {
   /** Add a block; `logTau` are those of the constant's prior and of all others'. */
   addBlock(key, logTau, mean = new Float64Array(this.size), covariance = this.#prior(logTau)) {
     this.#places.set(key, this.blocks.length);
-    this.blocks.push({ key, used: 0, times: 0, logTau, mean, covariance });
+    this.blocks.push({ key, used: 0, logTau, mean, covariance });
   }
 
   setTail(place, b, h) {
@@ -168,11 +165,10 @@ export class Regression {
 
   /** Mean, variance and slope of a block; nothing is learned. */
   blockPart({ key, name }, inputs) {
-    const field = this.fieldOf(name, false), logTau = field?.logTau ?? FIRST;
+    const logTau = this.fieldOf(name, false)?.logTau ?? FIRST;
     const core = this.#corePart(this.blocks[this.#places.get(key)], inputs, logTau);
     const tail = this.#tailPart(key, inputs, Math.exp(logTau[TAIL]));
-    const [mean, variance, slope] = [core.mean + tail.mean, core.variance + tail.variance, core.slope + tail.slope];
-    return { mean, variance, slope, reuse: field?.reuse ?? 1 };
+    return { mean: core.mean + tail.mean, variance: core.variance + tail.variance, slope: core.slope + tail.slope };
   }
 
   /** Mean and variance of the pairs of an action's features; `blocks` are its blocks but block 0. */
@@ -220,7 +216,7 @@ export class Regression {
       for (const block of blocks) {
         if (!parts.has(block.key)) parts.set(block.key, this.blockPart(block, inputs));
         mean += block.x * parts.get(block.key).mean;
-        const variance = block.x * block.x * parts.get(block.key).variance * parts.get(block.key).reuse;
+        const variance = block.x * block.x * parts.get(block.key).variance;
         if (block.name === ID_FIELD) ofId += variance;
         else [ofOthers, squares] = [ofOthers + variance, squares + variance * variance];
       }
@@ -234,7 +230,6 @@ export class Regression {
     let mean = 0, variance = 0;
     for (const { key, x, name } of this.actionBlocks(example, example.nContext, example.hashes.length, isNew)) {
       const field = this.fieldOf(name, true);
-      countReuse(field, this.blocks[this.#places.get(key)]?.times ?? 0);
       const block = this.#touch(key, [field.logTau[CONSTANT], field.logTau[CORE]]);
       if (!block) continue;
       const core = this.#corePart(block, inputs), tail = this.#tailPart(key, inputs, Math.exp(field.logTau[TAIL]));
@@ -295,10 +290,9 @@ export class Regression {
       if (block.used === this.learned) return undefined;
       this.#places.set(key, this.#places.get(block.key));
       this.#places.delete(block.key);
-      Object.assign(block, { key, times: 0, logTau, mean: new Float64Array(this.size), covariance: this.#prior(logTau) });
+      Object.assign(block, { key, logTau, mean: new Float64Array(this.size), covariance: this.#prior(logTau) });
     } else if (logTau.some((one, k) => Math.abs(block.logTau[k] - one) > REBASE)) rebase(block, logTau, this.size);
     block.used = this.learned;
-    block.times++;
     return block;
   }
 
@@ -313,13 +307,6 @@ export class Regression {
 function diagonalPart([b, h], value, tau) {
   const c = 1 / (1 / tau + h), mean = b * c * value;
   return { mean, variance: c * value * value, slope: (mean * c) / tau };
-}
-
-/** Count a feature that was learned so many times before: 0, 2 or 1. */
-function countReuse(field, times) {
-  field.counted++;
-  const rate = Math.max(1 / (field.counted + 4), LEAST_REUSE_RATE);
-  field.reuse = Math.min(field.reuse + rate * (([0, 2][times] ?? 1) - field.reuse), 1);
 }
 
 function stepPrior(field, side, slope) {

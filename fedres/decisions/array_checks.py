@@ -98,11 +98,8 @@ def _check_priors(arrays: Mapping[str, Array]) -> None:
     _bounded("slope_squares", arrays["slope_squares"], 0, LARGEST_SQUARES)
     _bounded("pair_log_tau", arrays["pair_log_tau"], LEAST_LOG_TAU, MOST_LOG_TAU)
     _bounded("pair_slope_squares", arrays["pair_slope_squares"], 0, LARGEST_SQUARES)
-    _bounded("reuse", arrays["reuse"], 0, 1)
-    _bounded("reuse_counts", arrays["reuse_counts"], 0, 2**48)
     _bounded("block_log_tau", arrays["block_log_tau"], LEAST_LOG_TAU, MOST_LOG_TAU)
     _bounded("block_used", arrays["block_used"], 0, counts[LEARNED])
-    _bounded("block_times", arrays["block_times"], 1, 1 + counts[LEARNED])
     for name in ("block_keys", "field_keys"):
         keys = arrays[name]
         require(keys[0] == 0, name, "must begin with 0", keys[0])

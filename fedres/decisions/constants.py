@@ -26,7 +26,6 @@ DRIFT_FORGETS = (
     0.002  # share of the squared slopes by log φ that an event forgets, so that φ falls again after a change
 )
 IDLE_DRIFT = 0.05  # drift that has added up when the blocks that were not learned meanwhile take it over
-LEAST_REUSE_RATE = 0.005  # of the running means of how often features come again
 FIRST_NOISE, LEAST_NOISE, MOST_NOISE, LEAST_NOISE_RATE = 0.1, 0.001, 1.0, 0.002
 CONTEXT_UNIT, ACTION_UNIT = 3.0, 1.0  # of a number, in medians: below its unit, its logarithm is nearly linear
 NUMBER_LIMIT = 5.0  # of scaled numbers

@@ -18,7 +18,6 @@ from safetensors import SafetensorError
 from fedres.checks import Array
 from fedres.decisions.constants import CORE_SIZE, MAX_BASES, MAX_BLOCKS, MAX_FIELDS, MAX_SCALES, TAIL_BITS
 from fedres.decisions.kalman_state import (
-    ANYBODY,
     BASES,
     BLOCKS,
     FIELDS,
@@ -68,7 +67,6 @@ def write_document(shared: Shared | None, version: int, tag: str, learned: int) 
         "field_keys": shared.field_keys[:n_fields],
         "log_tau": shared.log_tau[:n_fields],
         "pair_log_tau": shared.pair_log_tau[:n_fields, :n_fields],
-        "reuse": shared.reuse[:n_fields, ANYBODY],
         "block_keys": shared.block_keys[:n_blocks],
         "block_log_tau": shared.block_log_tau[:n_blocks],
         "means": shared.means[:n_blocks].astype(np.float32),
@@ -127,7 +125,7 @@ def _shared(metadata: Metadata, arrays: Mapping[str, Array]) -> Shared:
     shared = with_table(shared, SCALES, MAX_SCALES)
     n_fields = shared.counts[FIELDS] = arrays["field_keys"].size
     shared.field_keys[:n_fields] = arrays["field_keys"]
-    shared.log_tau[:n_fields], shared.reuse[:n_fields, ANYBODY] = arrays["log_tau"], arrays["reuse"]
+    shared.log_tau[:n_fields] = arrays["log_tau"]
     shared.pair_log_tau[:n_fields, :n_fields] = arrays["pair_log_tau"]
     shared.tail[arrays["tail_places"]] = arrays["tail"]
     shared = with_room(shared, n_blocks)
@@ -135,14 +133,13 @@ def _shared(metadata: Metadata, arrays: Mapping[str, Array]) -> Shared:
         getattr(shared, name)[:] = arrays[name]
     rows, columns = np.tril_indices(d)
     shared.covariances[:, rows, columns] = shared.covariances[:, columns, rows] = arrays["covariances"]
-    shared.block_times[:] = 1
     return with_table(shared, BLOCKS, MAX_BLOCKS)
 
 
 def _check(metadata: Metadata, arrays: Mapping[str, Array]) -> tuple[int, int]:
     """Return the numbers of blocks and coordinates; refuse missing or unsuitable arrays."""
     like = {
-        "scale_keys": "u4", "scale_core": "i4", "scale_stats": "f8", "field_keys": "u4", "log_tau": "f8", "reuse": "f8",
+        "scale_keys": "u4", "scale_core": "i4", "scale_stats": "f8", "field_keys": "u4", "log_tau": "f8",
         "pair_log_tau": "f8",
         "block_keys": "u4", "block_log_tau": "f8", "means": "f4", "covariances": "f4", "tail_places": "u4",
         "tail": "f4",
@@ -154,7 +151,7 @@ def _check(metadata: Metadata, arrays: Mapping[str, Array]) -> tuple[int, int]:
     n_scales, n_fields, n_tail = (arrays[name].size for name in ("scale_keys", "field_keys", "tail_places"))
     shapes = {
         "scale_keys": (n_scales,), "scale_core": (n_scales,), "scale_stats": (n_scales, 4),
-        "field_keys": (n_fields,), "log_tau": (n_fields, 5), "reuse": (n_fields,), "pair_log_tau": (n_fields, n_fields),
+        "field_keys": (n_fields,), "log_tau": (n_fields, 5), "pair_log_tau": (n_fields, n_fields),
         "block_keys": (n_blocks,), "block_log_tau": (n_blocks, 2),
         "means": (n_blocks, d), "covariances": (n_blocks, d * (d + 1) // 2), "tail_places": (n_tail,),
         "tail": (n_tail, 2),
@@ -165,8 +162,6 @@ def _check(metadata: Metadata, arrays: Mapping[str, Array]) -> tuple[int, int]:
     _require(np.unique(arrays["block_keys"]).size == n_blocks, "must have every block once")
     _require(bool((arrays["scale_keys"] != 0).all()), "must have scales with a key")
     _require(np.unique(arrays["scale_keys"]).size == n_scales, "must have every scale once")
-    reuse = arrays["reuse"]
-    _require(bool(((reuse >= 0) & (reuse <= 1)).all()), "must have shares of features that come again")
     core, places = arrays["scale_core"], arrays["tail_places"]
     _require(bool(((core >= -1) & (core < d)).all()), "must have a core of its own coordinates")
     _require(bool((places < 1 << TAIL_BITS).all()), "must have tail weights at places that exist")

@@ -265,13 +265,6 @@ def find_block(shared: Any, key: Key) -> Any:
 
 
 @inner_kernel
-def times_learned(shared: Any, key: Key) -> Any:
-    """Return how many events have learned a feature that still has an entry."""
-    place = find_block(shared, key)
-    return shared.block_times[place] if place >= 0 else 0
-
-
-@inner_kernel
 def touch_block(shared: Any, key: Key, field: int, squares: Array) -> Any:
     """Return the place of a block, existing or new, with a prior near its field's; −1 if all are in use by this event.
 
@@ -298,7 +291,6 @@ def touch_block(shared: Any, key: Key, field: int, squares: Array) -> Any:
         if max(moved[0], moved[1]) > REBASE:
             rebase(shared, place, constant, context, squares)
     shared.block_used[place] = now
-    shared.block_times[place] += 1
     return place
 
 
@@ -310,7 +302,7 @@ def prior_of(shared: Any, place: int, coordinate: int) -> Any:
 
 @inner_kernel
 def _renew(shared: Any, place: int, key: Key, field: int) -> None:
-    shared.block_keys[place], shared.block_times[place] = key, 0
+    shared.block_keys[place] = key
     shared.block_log_tau[place, 0] = shared.log_tau[field, CONSTANT]
     shared.block_log_tau[place, 1] = shared.log_tau[field, CORE]
     shared.means[place], shared.covariances[place], shared.mean_slopes[place] = 0.0, 0.0, 0.0

@@ -22,7 +22,6 @@ from fedres.decisions.constants import (
     LEAST_LOG_DRIFT,
     LEAST_NOISE,
     LEAST_NOISE_RATE,
-    LEAST_REUSE_RATE,
     LOG_DRIFT_RATE,
     MAX_BASES,
     MOST_LOG_DRIFT,
@@ -40,7 +39,6 @@ from fedres.decisions.kalman_inputs import (
     find_block,
     prior_of,
     tail_place,
-    times_learned,
     touch_block,
     turn_inputs,
 )
@@ -55,14 +53,12 @@ from fedres.decisions.kalman_own import (
     own_part,
     own_slope,
     tau_of,
-    times_met,
     touch_bias,
     touch_slot,
     turn_own,
 )
 from fedres.decisions.kalman_pairs import fill_pair_fields, fill_pair_taus, find_pairs, learn_pairs, pairs_mean
 from fedres.decisions.kalman_state import (
-    ANYBODY,
     AT_BIAS,
     AT_BLOCK,
     AT_FIELD,
@@ -77,12 +73,10 @@ from fedres.decisions.kalman_state import (
     FIELDS,
     LEARNED,
     LOG_DRIFT,
-    MET,
     NOISE,
     OWN,
     OWN_BIAS,
     TAIL,
-    USER,
     scratch_for,
 )
 from fedres.key_tables import Key, clear, find_key, put_key, table_words
@@ -215,7 +209,7 @@ def predict_in(
 
 @inner_kernel
 def block_part(shared: Any, own: Array, personal: bool, key: Key, name: Key, inputs: Any, room: Any) -> Any:
-    """Return shared mean, personal mean and variance (times ρ) of a block: rare features are not worth exploring."""
+    """Return shared mean, personal mean and variance of a block."""
     (z, places, t_keys, t, r), (gain, own_gain, square) = inputs, room
     field = field_place(shared, name, False)
     mean, variance = core_part(shared, find_block(shared, key), field, z, places, gain)
@@ -223,7 +217,6 @@ def block_part(shared: Any, own: Array, personal: bool, key: Key, name: Key, inp
         tail_mean, tail_variance, _ = tail_part(shared, key, t_keys, t, tau_of(shared, field, TAIL))
         mean += tail_mean
         variance += tail_variance
-    variance *= reuse_of(shared, field, ANYBODY)
     if not personal:
         return mean, 0.0, variance
     slot = find_slot(own, key, r.size)
@@ -236,21 +229,7 @@ def block_part(shared: Any, own: Array, personal: bool, key: Key, name: Key, inp
         own_variance += bias_variance
     else:
         own_variance += tau
-    return mean, own_mean, variance + reuse_of(shared, field, USER) * min(own_variance, MOST_OWN_VARIANCE)
-
-
-@inner_kernel
-def reuse_of(shared: Any, field: int, side: int) -> Any:
-    return shared.reuse[field, side] if field >= 0 else 1.0
-
-
-@inner_kernel
-def count_reuse(shared: Any, field: int, side: int, times: int) -> None:
-    """Count a feature learned ``times`` before, as 0, 2 or 1, since ρ is the share learned more than once."""
-    shared.reuse_counts[field, side] += 1
-    rate = max(1 / (shared.reuse_counts[field, side] + 4), LEAST_REUSE_RATE)
-    value = 0.0 if times == 0 else 2.0 if times == 1 else 1.0
-    shared.reuse[field, side] = min(shared.reuse[field, side] + rate * (value - shared.reuse[field, side]), 1.0)
+    return mean, own_mean, variance + min(own_variance, MOST_OWN_VARIANCE)
 
 
 @inner_kernel
@@ -442,22 +421,19 @@ def open_own(scratch: Any, shared: Any, own: Array) -> None:
 
 @inner_kernel
 def touch_all(scratch: Any, shared: Any, own: Array, workspace: Any, n_features: int) -> int:
-    """Find room for the weights of an event's features and count their reuse; return how many of them have room."""
+    """Find room for the weights of an event's features; return how many of them have room."""
     keys, where, m = scratch.keys, scratch.where, 0
     for f in range(n_features):
-        key, field, met = keys[f], field_place(shared, scratch.names[f], True), 0
-        count_reuse(shared, field, ANYBODY, times_learned(shared, key))
-        if own.size:
-            met = times_met(own, key)
-            count_reuse(shared, field, USER, met)
+        key, field = keys[f], field_place(shared, scratch.names[f], True)
         block = touch_block(shared, key, field, scratch.squares)
         if block < 0:
             continue
         keys[m], scratch.xs[m], scratch.names[m] = key, scratch.xs[f], scratch.names[f]
-        where[m, AT_BLOCK], where[m, AT_FIELD], where[m, MET] = block, field, met
+        where[m, AT_BLOCK], where[m, AT_FIELD] = block, field
         where[m, AT_SLOT], where[m, AT_BIAS] = -1, -1
         if own.size:
-            where[m, AT_SLOT] = touch_slot(own, key, field, scratch.r.size, workspace.limit, met > 0)
+            has_met = find_bias(own, key) >= 0
+            where[m, AT_SLOT] = touch_slot(own, key, field, scratch.r.size, workspace.limit, has_met)
             where[m, AT_BIAS] = touch_bias(own, key, workspace.most_biases)
         m += 1
     return m

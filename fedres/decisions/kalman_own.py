@@ -30,7 +30,6 @@ from fedres.key_tables import Key
 COUNT, BASIS, CLOCK, BIASES = range(4)  # of a personal model's words
 SLOT_KEY, SLOT_FIELD, SLOT_USED = range(3)  # of a slot's
 BIAS_KEY, BIAS_USED, BIAS_NUMBERS = range(3)  # of a bias's
-AGAIN = 1 << 31  # added to the last event that learned a bias, if it was not the first one
 
 
 @bare_kernel
@@ -186,26 +185,10 @@ def find_bias(words: Array, key: Key) -> Any:
 
 
 @inner_kernel
-def bias_used(words: Array, place: int) -> Any:
-    """Return the event that learned a bias last."""
-    return np.int64(words[place + BIAS_USED]) & (AGAIN - 1)
-
-
-@inner_kernel
-def times_met(words: Array, key: Key) -> Any:
-    """Return how often a user has learned a feature: 0, 1, or 2 for more."""
-    place = find_bias(words, key)
-    if place < 0:
-        return 0
-    return 2 if words[place + BIAS_USED] >= AGAIN else 1
-
-
-@inner_kernel
 def touch_bias(words: Array, key: Key, limit: int) -> Any:
     """Return the first word of a block's bias, existing or new; −1 if all are in use by this event."""
-    place, n, used = find_bias(words, key), np.int64(words[BIASES]), np.int64(words[CLOCK]) + AGAIN
+    place, n = find_bias(words, key), np.int64(words[BIASES])
     if place < 0:
-        used -= AGAIN
         first = words.size - BIAS_WORDS
         if n < limit:
             place = first - BIAS_WORDS * n
@@ -214,13 +197,13 @@ def touch_bias(words: Array, key: Key, limit: int) -> Any:
             place = first
             for j in range(1, n):
                 other = first - BIAS_WORDS * j
-                if place == first or bias_used(words, other) < bias_used(words, place):
+                if place == first or words[other + BIAS_USED] < words[place + BIAS_USED]:
                     place = other
-            if bias_used(words, place) == words[CLOCK]:
+            if words[place + BIAS_USED] == words[CLOCK]:
                 return -1
         words[place : place + BIAS_WORDS] = 0
         words[place + BIAS_KEY] = key
-    words[place + BIAS_USED] = used
+    words[place + BIAS_USED] = words[CLOCK]
     return place
 
 

@@ -13,25 +13,23 @@ from fedres.checks import Array
 from fedres.compiling import free_kernel, inner_kernel, kernel
 from fedres.decisions.constants import BIAS_WORDS, HEAD, ID_FIELD, MOST_OWN_VARIANCE
 from fedres.decisions.kalman_inputs import action_value, field_place, key_of
-from fedres.decisions.kalman_kernels import block_part, core_part, inputs_in, reuse_of, tail_part
+from fedres.decisions.kalman_kernels import block_part, core_part, inputs_in, tail_part
 from fedres.decisions.kalman_own import BASIS, BIAS_KEY, BIASES, COUNT, SLOT_KEY, own_part, tau_of, turn_own
 from fedres.decisions.kalman_pairs import fill_pair_taus, pair_field, pairs_mean
 from fedres.decisions.kalman_state import (
-    ANYBODY,
     BASES,
     FIELDS,
     OWN,
     OWN_BIAS,
     TAIL,
-    USER,
     scratch_for,
     slot_words,
 )
 from fedres.key_tables import Key, find_key, mixed, put_key
 from fedres.local_learners.adagrad import at
 
-# Of a field: the variance of a new feature, τ of tail weights, ρ of all users, the personal variance.
-NEW, OF_TAIL, SHARE, PERSONAL = range(4)
+# Of a field: the variance of a new feature, τ of tail weights, the personal variance.
+NEW, OF_TAIL, PERSONAL = range(3)
 MARKS = 1 << 16  # by some bits of its mixed key, a feature may be in a model, or is not
 
 
@@ -128,7 +126,7 @@ def predict_rows(
     inputs = scratch.z, scratch.places[:n_places], scratch.t_keys[:n_tail], scratch.t[:n_tail], scratch.r
     room, is_marked = (scratch.gains[0], scratch.own_gains[0], scratch.squares[0]), np.zeros(MARKS, np.bool_)
     _mark(shared, own, scratch.r.size, is_marked)
-    priors = np.empty((shared.counts[FIELDS] + 1, 4))  # the last one is for unknown fields
+    priors = np.empty((shared.counts[FIELDS] + 1, 3))  # the last one is for unknown fields
     for field in range(-1, shared.counts[FIELDS]):
         _fill_prior(shared, own[:0], personal, field, inputs, room, priors[field])
     feature_parts = np.empty((rows.keys.size, 3))
@@ -152,11 +150,10 @@ def _fill_prior(shared: Any, nobody: Array, personal: bool, field: int, inputs: 
     own_variance = own_part(nobody, -1, r, tau_of(shared, field, OWN), own_gain, square)[1]
     prior[NEW] = core_part(shared, -1, field, z, places, gain)[1]
     prior[OF_TAIL] = tau_of(shared, field, TAIL)
-    prior[SHARE] = reuse_of(shared, field, ANYBODY)
     prior[PERSONAL] = 0.0
     if personal:
         own_variance += tau_of(shared, field, OWN_BIAS)
-        prior[PERSONAL] = reuse_of(shared, field, USER) * min(own_variance, MOST_OWN_VARIANCE)
+        prior[PERSONAL] = min(own_variance, MOST_OWN_VARIANCE)
 
 
 @inner_kernel
@@ -168,7 +165,7 @@ def _rare_part(shared: Any, key: Key, prior: Array, inputs: Any) -> Any:
         tail_mean, tail_variance, _ = tail_part(shared, key, t_keys, t, prior[OF_TAIL])
         mean += tail_mean
         variance += tail_variance
-    return mean, 0.0, variance * prior[SHARE] + prior[PERSONAL]
+    return mean, 0.0, variance + prior[PERSONAL]
 
 
 @inner_kernel

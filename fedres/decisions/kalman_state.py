@@ -4,7 +4,7 @@ The words (uint32) of a personal model: how many slots it has, the number of its
 it has; then for each slot the key of its block, the place of its field, the event that learned it last, and its numbers
 (float32): b and the diagonal of the precision H for each of the leading coordinates, then H below the diagonal, row by
 row, for the first ``OWN_DENSE`` of them. Biases are at the end, the first one last: the key of a block, the event that
-learned it last, plus ``AGAIN`` if it was not the first one, and b and h (float32). Slot 0 and bias 0 are block 0's.
+learned it last, and b and h (float32). Slot 0 and bias 0 are block 0's.
 """
 
 from __future__ import annotations
@@ -44,10 +44,8 @@ UNIT, MEAN, DEVIATION, RMS = range(4)  # of a scale's statistics
 # Columns of ``log_tau``: of personal, tail and shared core weights, personal biases, and of the constant's weight in
 # the core.
 OWN, TAIL, CORE, OWN_BIAS, CONSTANT = range(5)
-ANYBODY, USER = range(2)  # columns of ``reuse``: whether anybody, or the user, has learned a feature before
-# Columns of ``where``: the place of a block and of its field, its personal slot, the first word of its personal bias,
-# and how often the user has met it.
-AT_BLOCK, AT_FIELD, AT_SLOT, AT_BIAS, MET = range(5)
+# Columns of ``where``: the place of a block and of its field, its personal slot, the first word of its personal bias.
+AT_BLOCK, AT_FIELD, AT_SLOT, AT_BIAS = range(4)
 AT_PAIR, AT_LOW, AT_HIGH = range(3)  # columns of ``pair_places``: where a pair's weight is in the tail, and its fields
 SCALE_ROWS = 2048  # of which MAX_SCALES are used
 
@@ -69,12 +67,9 @@ class Shared(NamedTuple):
     slope_squares: Array  # float64, the sums of squared slopes by log τ
     pair_log_tau: Array  # float64, fields × fields, above the diagonal: of pairs; none where pairs have no weights
     pair_slope_squares: Array  # float64, the sums of squared slopes by it
-    reuse: Array  # float64, ρ: the share of learned features that are learned more than once, by anybody and by a user
-    reuse_counts: Array  # int64, of how many
     block_table: Array  # uint32, as in ``key_tables``
     block_keys: Array  # uint32
     block_used: Array  # int64, the event that learned it last
-    block_times: Array  # int64, how many events have learned it
     block_log_tau: Array  # float64, of the prior that is in its covariance: of the constant, of all other coordinates
     means: Array  # float64, W: blocks × d
     covariances: Array  # float64, P: blocks × d × d
@@ -126,7 +121,7 @@ class Scratch(NamedTuple):
     seen: Array  # uint32, room for a table of them
     xs: Array  # float64, 1 + m
     names: Array  # uint32, 1 + m: fields
-    where: Array  # int64, (1 + m) × 5: where the weights of a block are
+    where: Array  # int64, (1 + m) × 4: where the weights of a block are
     slopes: Array  # float64, (1 + m) × 5
     gains: Array  # float64, (1 + m) × d
     own_weights: Array  # float64, (1 + m) × k
@@ -153,7 +148,7 @@ def scratch_for(d: int, k: int, n_context: int, n_action: int, n_gains: int) -> 
         np.empty(table_words(m), np.uint32),
         np.empty(m),
         np.empty(m, np.uint32),
-        np.empty((m, 5), np.int64),
+        np.empty((m, 4), np.int64),
         np.empty((m, 5)),
         np.empty((n_gains, d)),
         np.empty((n_gains, k)),
@@ -193,12 +188,9 @@ ARRAYS = {
     "slope_squares": ArraySpec(np.float64, (5,), FIELDS, predicts=False),
     "pair_log_tau": ArraySpec(np.float64, (MAX_FIELDS,), FIELDS),
     "pair_slope_squares": ArraySpec(np.float64, (MAX_FIELDS,), FIELDS, predicts=False),
-    "reuse": ArraySpec(np.float64, (2,), FIELDS),
-    "reuse_counts": ArraySpec(np.int64, (2,), FIELDS, predicts=False),
     "block_table": ArraySpec(np.uint32, (0,), saved=False),
     "block_keys": ArraySpec(np.uint32, (), BLOCKS),
     "block_used": ArraySpec(np.int64, (), BLOCKS, predicts=False),
-    "block_times": ArraySpec(np.int64, (), BLOCKS, predicts=False),
     "block_log_tau": ArraySpec(np.float64, (2,), BLOCKS),
     "means": ArraySpec(np.float64, (CORE_COORDINATES,), BLOCKS),
     "covariances": ArraySpec(np.float64, (CORE_COORDINATES, CORE_COORDINATES), BLOCKS),
@@ -237,7 +229,6 @@ def new_shared(d: int, length: float, max_blocks: int, tail_bits: int) -> Shared
     shared.log_tau[:] = FIRST_LOG_TAU
     shared.log_tau[:, [CORE, CONSTANT]] = FIRST_SHARED_LOG_TAU
     shared.pair_log_tau[:] = FIRST_PAIR_LOG_TAU
-    shared.reuse[:] = 1.0
     shared.bases[0] = np.eye(d)[:, : sizes[OWN_DIRECTIONS]]
     return shared
 

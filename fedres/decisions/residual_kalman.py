@@ -39,7 +39,6 @@ from fedres.decisions.kalman_state import (
     CORE,
     FIELDS,
     LEARNED,
-    USER,
     Events,
     KalmanRequest,
     Shared,
@@ -232,8 +231,6 @@ class ResidualKalman:
                 trial, _, more = self._learned(trial, part, NO_OWNS, None, new=True)
                 squares += more
             if squares < least:
-                for name in ("reuse", "reuse_counts"):  # trials have no users
-                    getattr(trial, name)[:, USER] = getattr(self.shared, name)[:, USER]
                 self.shared, least = trial, squares
 
     def _learn(self, events: Events, owns: Owns, beside: Array) -> Owns:

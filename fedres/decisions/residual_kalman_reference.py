@@ -7,7 +7,7 @@ recently learned entries make room, in the shared model and in each personal one
     U    leading eigenvectors of the mean of zz';  r = U'z                    x_f  value of f; 1 for categories
     predict   m_a = Σ_f x_f (W_f·z + w_f·t + β_uf + w_uf·r)     over block 0 and the blocks of a
                     + Σ_fg w_fg x_f x_g                         over pairs of features of a, of different fields
-              v_f = x_f² (ρ (z'P_f z + Σ c t²) + ρ_u (c_uf + r'C_uf r));  v_a = v_id + Σ v_f²/Σ v_f of others
+              v_f = x_f² (z'P_f z + Σ c t² + min(c_uf + r'C_uf r, ¼));    v_a = v_id + Σ v_f²/Σ v_f of others
     learn     e = reward − m,  q = noise + the sum of all variances;  every weight takes a Kalman step with this e and q
 """
 
@@ -52,31 +52,14 @@ class DriftPrior(Prior):
     idle, since = 0.0, 0  # accumulated drift of the blocks not learned since an event
 
 
-class Reuse:
-    """Share ρ = 1 − (features learned once)/(all that were learned): a running mean that starts at 1 (Good and Turing).
-
-    A feature learned for the first time counts 0, for the second time 2, since the first has proved useful by then.
-    """
-
-    def __init__(self) -> None:
-        self.share, self.count = 1.0, 0
-
-    def add(self, times: int) -> None:
-        """Count a feature that was learned ``times`` before."""
-        self.count += 1
-        value, rate = (0, 2, 1)[min(times, 2)], max(1 / (self.count + 4), the.LEAST_REUSE_RATE)
-        self.share = min(self.share + rate * (value - self.share), 1.0)
-
-
 class Field:
-    """The learned state of a field of actions: priors of its kinds of weights, and its reuse."""
+    """The priors of a field's kinds of weights."""
 
     def __init__(
         self, shared: float = the.FIRST_SHARED_LOG_TAU, tail: float = the.FIRST_LOG_TAU, prior: type[Prior] = Prior
     ) -> None:  # fmt: skip
         self.constant, self.core, self.tail, self.own = prior(shared), prior(shared), prior(tail), prior()
         self.bias = Prior()
-        self.reuse, self.own_reuse = Reuse(), Reuse()
 
     def log_tau(self, size: int) -> Array:
         """Return log τ of each core weight."""
@@ -164,7 +147,6 @@ class Block:
     field: int
     weights: Any  # Dense, or Information of one user
     used: int  # when it was learned last
-    times: int = 0  # learned
 
 
 class BlockTable:
@@ -175,9 +157,6 @@ class BlockTable:
 
     def find(self, key: int) -> Block | None:
         return next((block for block in self.rows if block.key == key), None)
-
-    def times(self, key: int) -> int:
-        return sum(block.times for block in self.rows if block.key == key)
 
     def weights(self) -> dict[int, Any]:
         return {block.key: block.weights for block in self.rows}
@@ -195,7 +174,7 @@ class BlockTable:
                     return None
             block = Block(key, name, new, now)
             self.rows[row : row + 1] = [block]
-        block.used, block.times = now, block.times + 1
+        block.used = now
         return block
 
 
@@ -280,8 +259,7 @@ class ResidualKalman(Inputs):
             others = [0.0]
             for key, (x, name) in features.items():
                 use = predicted(key, x, name)
-                own_variance = min(use.parts[1, 3:].sum(), the.MOST_OWN_VARIANCE)
-                variance = use.of.reuse.share * use.parts[1, :3].sum() + use.of.own_reuse.share * own_variance
+                variance = use.parts[1, :3].sum() + min(use.parts[1, 3:].sum(), the.MOST_OWN_VARIANCE)
                 means[k] += x * use.parts[0].sum()
                 if name == the.ID_FIELD:
                     variances[k] += x * x * variance
@@ -315,8 +293,6 @@ class ResidualKalman(Inputs):
                 trial.fields[name] = Field(the.FIRST_SHARED_LOG_TAU if name == main else the.FIRST_LOG_TAU)
             trial._begin(first[: the.START_EVENTS])
             squares = sum(trial._learn(each, new=True) ** 2 for each in first[the.START_EVENTS :])
-            for name, of in self.fields.items():  # trials have no users
-                trial.fields[name].own_reuse = of.own_reuse
             if squares < least:
                 least, self.noise, self.drift, self.pairs = squares, trial.noise, trial.drift, trial.pairs
                 self.fields, self.blocks, self.tail = trial.fields, trial.blocks, trial.tail
@@ -395,17 +371,14 @@ class ResidualKalman(Inputs):
         return own
 
     def _use(self, key: int, x: float, name: int, z: Array, t: Tail, own: Own | None) -> Used | None:
-        """Find the weights that a feature of an event learns in, count its reuse, and predict; None without room."""
-        of, mine, bias, met = self._field(name, new=True), None, None, own.biases.times(key) if own else 0
-        of.reuse.add(self.blocks.times(key))
-        if own:
-            of.own_reuse.add(met)
+        """Find the weights that a feature of an event learns in, and predict; None without room."""
+        of, mine, bias = self._field(name, new=True), None, None
         block = self._touch(key, name, of, len(z))
         if block is None:
             return None
         if own:  # a feature new to the user replaces no other's directions
             fresh = Information(self.bases[-1].shape[1])
-            mine = own.blocks.touch(key, name, own.clock, fresh, displaces=met > 0)
+            mine = own.blocks.touch(key, name, own.clock, fresh, displaces=own.biases.find(key) is not None)
             bias = own.biases.touch(key, name, own.clock, Information())
         for coordinate, _ in t:
             self.tail.setdefault(tail_place(key, coordinate, self.tail_bits), Information())

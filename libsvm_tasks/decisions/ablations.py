@@ -24,16 +24,6 @@ class FixedPrior(ResidualKalman):
         return models
 
 
-class FullWidths(ResidualKalman):
-    """What never comes again is explored as what does."""
-
-    def learn(self, events: Events, owns: Any = ()) -> list[Array]:
-        models = super().learn(events, owns)
-        if self.shared is not None:
-            self.shared.reuse[:] = 1.0
-        return models
-
-
 class NoBiases(ResidualKalman):
     """Users have weights of directions only, for the 15 features that 4 KB have room for."""
 

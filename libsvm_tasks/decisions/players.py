@@ -22,7 +22,7 @@ from fedres.policies.kernels import explore, pick
 from fedres.scoring.features import Prepared
 from fedres.scoring.model import PersonalModel, SharedModel, learn, score
 from libsvm_tasks.bandit_peers import PEERS
-from libsvm_tasks.decisions.ablations import Diagonal, FixedPrior, FullWidths, NoBiases, NoPairs, NoScaling
+from libsvm_tasks.decisions.ablations import Diagonal, FixedPrior, NoBiases, NoPairs, NoScaling
 from libsvm_tasks.decisions.rounds import NOBODY, DecisionRound, DecisionStream, Features
 
 KALMAN_RULE, ADAGRAD_RULE = OptimisticSquareCB().rule((0.0, 1.0)), EpsilonGreedy(0.1).rule((0.0, 1.0))
@@ -334,7 +334,6 @@ PLAYERS: dict[str, NamedPlayer] = {
     "fixed-prior": NamedPlayer(lambda stream: KalmanPlayer(make=FixedPrior), lambda stream: stream.users > 1),
     "no-scaling": NamedPlayer(lambda stream: Unscaled(), lambda stream: stream.dim <= 64),
     "diagonal": NamedPlayer(lambda stream: KalmanPlayer(make=Diagonal)),
-    "full-widths": NamedPlayer(lambda stream: KalmanPlayer(make=FullWidths)),
     "no-biases": NamedPlayer(lambda stream: KalmanPlayer(make=NoBiases), lambda stream: stream.users > 1),
     "no-pairs": NamedPlayer(lambda stream: KalmanPlayer(make=NoPairs)),
     "no-width": NamedPlayer(lambda stream: KalmanPlayer(width=0.0)),

@@ -36,7 +36,6 @@ from fedres.decisions.kalman_state import (
     OWN,
     OWN_BIAS,
     UNIT,
-    USER,
     Events,
     new_shared,
     slot_words,
@@ -164,9 +163,9 @@ def test_a_user_is_not_expected_to_differ_by_more_than_rewards_can():
         (owns[user],) = model.learn(events_of([event]), [owns[user]])
     place = model.shared.field_keys.tolist().index(ID_FIELD)
     assert np.exp(model.shared.log_tau[place, [OWN, OWN_BIAS]]).sum() > MOST_OWN_VARIANCE
-    request, reuse = request_of(([], []), films), model.shared.reuse[place, USER]
+    request = request_of(([], []), films)
     of_all, of_a_user = (model.predict(request, own).widths ** 2 for own in (None, NO_MODEL))
-    assert of_a_user - of_all == pytest.approx(reuse * MOST_OWN_VARIANCE)
+    assert of_a_user - of_all == pytest.approx(np.full(60, MOST_OWN_VARIANCE))
 
 
 def test_what_two_features_mean_together_is_learned_and_their_prior_alone_grows():
@@ -558,34 +557,6 @@ def test_a_precision_that_32_bits_cannot_hold_keeps_predictions_within_the_rewar
     prediction = model.predict(request_of(context, actions), owns[0])
     assert prediction.means[0] == pytest.approx(1.0, abs=0.02)
     assert 0 <= prediction.widths[0] < 0.02
-
-
-def test_what_does_not_come_again_is_hardly_explored():
-    """The first field's features are always new, the second's come again to all, the third's to the user as well."""
-    rng, model, rounds = np.random.default_rng(17), ResidualKalman(choice_events=0), []
-    for t in range(300):
-        action = ([1000 + t, 100 + rng.integers(5), 200 + t % 2], [1.0] * 3, [1, 2, 3])
-        rounds.append((t // 2, ([5], [1.0]), [action], 0, float(rng.random() < 0.5)))
-    learn_all(model, {}, rounds, [300])
-    anybody, user = model.shared.reuse[1:4].T.copy()
-    assert anybody == pytest.approx([0, 1, 1], abs=0.1)
-    assert user == pytest.approx([0, 0.2, 0], abs=0.1)
-    fields = model.shared.field_keys[1:4].tolist()
-    assert fields == [1, 2, 3]
-    unknown = request_of(([5], [1.0]), [([7000 + field], [1.0], [field]) for field in fields])
-    widths = model.predict(unknown).widths
-    model.shared.reuse[:] = 1.0
-    assert widths == pytest.approx(np.sqrt(anybody) * model.predict(unknown).widths)
-
-
-def test_a_closed_set_is_explored_in_full_as_soon_as_each_of_it_has_come_twice():
-    """Of ten ids, each counts as new once. By the end of the start that must not have cost half of the widths."""
-    rounds = [(t % 2, ([5], [1.0]), [([100 + t // 2 % 10], [1.0], [1])], 0, 1.0) for t in range(80)]
-    model = ResidualKalman(choice_events=0)
-    learn_all(model, {}, rounds[:19], [19])
-    assert model.shared.reuse[1] == pytest.approx([1 - 1 / 23, 0.5], abs=0.2)
-    learn_all(model, {}, rounds[19:], [61])
-    assert model.shared.reuse[1, 0] == pytest.approx(1)
 
 
 @pytest.mark.parametrize("n_words", [3, 63, 300])
