@@ -13,7 +13,6 @@ FIRST_VALUES = 16  # of a number, which determine its scale
 CORE_COUNT, CORE_SIZE = 2, 64  # core: not 0 in at least 2 contexts of the start; at most 64 with the constant
 LEAST_CONSTANT = 0.5  # of the input of a context's constant: a quarter of the prior, however long contexts are
 OWN_SIZE = 20  # coordinates of a personal block: the leading directions of the core
-OWN_DENSE = 7  # of them, the first: their weights are correlated, all others count as independent
 FIRST_SHARED_LOG_TAU = 0.0  # log 1: prior variance of shared core weights; contexts have a mean squared length of 1
 FIRST_LOG_TAU = -4.605170185988091  # log 0.01: prior variance of personal and tail weights before anything is learned
 FIRST_PAIR_LOG_TAU = 2 * FIRST_LOG_TAU  # of weights of two features of an action together: most pairs mean nothing
@@ -29,7 +28,6 @@ IDLE_DRIFT = 0.05  # drift that has added up when the blocks that were not learn
 FIRST_NOISE, LEAST_NOISE, MOST_NOISE, LEAST_NOISE_RATE = 0.1, 0.001, 1.0, 0.002
 CONTEXT_UNIT, ACTION_UNIT = 3.0, 1.0  # of a number, in medians: below its unit, its logarithm is nearly linear
 NUMBER_LIMIT = 5.0  # of scaled numbers
-LEAST_PIVOT = 1e-6  # of a diagonal element, when a precision is factored
 JACOBI_SWEEPS = 6
 MAX_BASES = 24  # the basis is renewed at 32, 64, 128, ... events
 MAX_FIELDS = 32  # with a prior of their own; all others share the last
@@ -49,9 +47,9 @@ def own_slots(size: int, n_bytes: int = OWN_BYTES) -> int:
     """Return for how many blocks a personal model of ``n_bytes`` has room for ``size`` directions: in half of them.
 
     >>> own_slots(20), own_slots(5)
-    (15, 43)
+    (23, 78)
     """
-    return max(1, (n_bytes // 2 - 4 * HEAD) // (4 * (SLOT_HEAD + own_numbers(size))))
+    return max(1, (n_bytes // 2 - 4 * HEAD) // (4 * (SLOT_HEAD + 2 * size)))
 
 
 def own_biases(n_bytes: int = OWN_BYTES) -> int:
@@ -61,13 +59,3 @@ def own_biases(n_bytes: int = OWN_BYTES) -> int:
     256
     """
     return max(1, n_bytes // 2 // (4 * BIAS_WORDS))
-
-
-def own_numbers(size: int) -> int:
-    """Return how many numbers a personal block has: b, the diagonal of its precision, and what is below it.
-
-    >>> own_numbers(20) == 20 + 20 + 6 * 7 // 2
-    True
-    """
-    dense = min(size, OWN_DENSE)
-    return 2 * size + dense * (dense - 1) // 2

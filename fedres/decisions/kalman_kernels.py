@@ -51,7 +51,6 @@ from fedres.decisions.kalman_own import (
     find_slot,
     learn_own,
     own_part,
-    own_slope,
     tau_of,
     touch_bias,
     touch_slot,
@@ -177,8 +176,7 @@ def predict_in(
     keys, xs, names, gain = scratch.keys, scratch.xs, scratch.names, scratch.gains[0]
     n_places, n_tail = inputs_in(scratch, shared, hashes[: starts[0]], values[: starts[0]], False)
     inputs = scratch.z, scratch.places[:n_places], scratch.t_keys[:n_tail], scratch.t[:n_tail], scratch.r
-    room = gain, scratch.own_gains[0], scratch.squares[0]
-    base = block_part(shared, own, personal, np.uint32(0), np.uint32(0), inputs, room)
+    base = block_part(shared, own, personal, np.uint32(0), np.uint32(0), inputs, gain)
     fill_pair_taus(scratch, shared)
     for a in range(starts.size - 1):
         parts[a, 0], parts[a, 1] = base[0], base[1]
@@ -192,7 +190,7 @@ def predict_in(
                 block_keys[place] = keys[f]
                 put_key(ready, keys[f], place)
                 n_ready += 1
-                part = block_part(shared, own, personal, keys[f], names[f], inputs, room)
+                part = block_part(shared, own, personal, keys[f], names[f], inputs, gain)
                 block_parts[place, 0], block_parts[place, 1], block_parts[place, 2] = part
             parts[a, 0] += xs[f] * block_parts[place, 0]
             parts[a, 1] += xs[f] * block_parts[place, 1]
@@ -208,9 +206,9 @@ def predict_in(
 
 
 @inner_kernel
-def block_part(shared: Any, own: Array, personal: bool, key: Key, name: Key, inputs: Any, room: Any) -> Any:
+def block_part(shared: Any, own: Array, personal: bool, key: Key, name: Key, inputs: Any, gain: Array) -> Any:
     """Return shared mean, personal mean and variance of a block."""
-    (z, places, t_keys, t, r), (gain, own_gain, square) = inputs, room
+    z, places, t_keys, t, r = inputs
     field = field_place(shared, name, False)
     mean, variance = core_part(shared, find_block(shared, key), field, z, places, gain)
     if t.size:
@@ -220,7 +218,7 @@ def block_part(shared: Any, own: Array, personal: bool, key: Key, name: Key, inp
     if not personal:
         return mean, 0.0, variance
     slot = find_slot(own, key, r.size)
-    own_mean, own_variance = own_part(own, slot, r, tau_of(shared, field, OWN), own_gain, square)
+    own_mean, own_variance, _ = own_part(own, slot, r, tau_of(shared, field, OWN))
     bias, tau = find_bias(own, key), tau_of(shared, field, OWN_BIAS)
     if bias >= 0:
         numbers = own[bias + BIAS_NUMBERS : bias + BIAS_WORDS].view(np.float32)
@@ -368,7 +366,7 @@ def learn_weights(
             learn_diagonal(weight, x * t[j], tau, error, q)
         if slot >= 0:
             tau = tau_of(shared, field, OWN)
-            learn_own(own, slot, scratch.r, x, tau, scratch.own_weights[f], scratch.own_gains[f], error, q)
+            learn_own(own, slot, scratch.r, x, tau, error, q)
         if bias >= 0:
             numbers = own[bias + BIAS_NUMBERS : bias + BIAS_WORDS].view(np.float32)
             learn_diagonal(numbers, x, tau_of(shared, field, OWN_BIAS), error, q)
@@ -456,9 +454,7 @@ def learning_part(scratch: Any, shared: Any, own: Array, f: int, n_places: int, 
         mean += tail_mean
         variance += tail_variance
     if slot >= 0:
-        tau, gain, root = tau_of(shared, field, OWN), scratch.own_gains[f], scratch.squares[0]
-        own_mean, own_variance = own_part(own, slot, scratch.r, tau, gain, root)
-        slopes[OWN] = own_slope(own, slot, scratch.r.size, tau, gain, root, scratch.own_weights[f])
+        own_mean, own_variance, slopes[OWN] = own_part(own, slot, scratch.r, tau_of(shared, field, OWN))
         mean += own_mean
         variance += own_variance
     if bias >= 0:

@@ -124,30 +124,32 @@ def predict_rows(
         turn_own(shared, own, scratch)
     n_places, n_tail = inputs_in(scratch, shared, hashes, values, False)
     inputs = scratch.z, scratch.places[:n_places], scratch.t_keys[:n_tail], scratch.t[:n_tail], scratch.r
-    room, is_marked = (scratch.gains[0], scratch.own_gains[0], scratch.squares[0]), np.zeros(MARKS, np.bool_)
+    gain, is_marked = scratch.gains[0], np.zeros(MARKS, np.bool_)
     _mark(shared, own, scratch.r.size, is_marked)
     priors = np.empty((shared.counts[FIELDS] + 1, 3))  # the last one is for unknown fields
     for field in range(-1, shared.counts[FIELDS]):
-        _fill_prior(shared, own[:0], personal, field, inputs, room, priors[field])
+        _fill_prior(shared, own[:0], personal, field, inputs, gain, priors[field])
     feature_parts = np.empty((rows.keys.size, 3))
     for f in range(rows.keys.size):
         key = rows.keys[f]
         if is_marked[_mark_of(shared, key)]:
-            part = block_part(shared, own, personal, key, rows.fields[f], inputs, room)
+            part = block_part(shared, own, personal, key, rows.fields[f], inputs, gain)
         else:
             prior = priors[field_place(shared, rows.fields[f], False)]
             part = _rare_part(shared, key, prior, inputs)
         feature_parts[f, 0], feature_parts[f, 1], feature_parts[f, 2] = part
-    base = block_part(shared, own, personal, np.uint32(0), np.uint32(0), inputs, room)
+    base = block_part(shared, own, personal, np.uint32(0), np.uint32(0), inputs, gain)
     longest = _longest(rows.starts)
     _sum_rows(rows, feature_parts, base, (np.empty(longest, np.int64), np.empty(longest)), parts)
 
 
 @inner_kernel
-def _fill_prior(shared: Any, nobody: Array, personal: bool, field: int, inputs: Any, room: Any, prior: Array) -> None:
+def _fill_prior(
+    shared: Any, nobody: Array, personal: bool, field: int, inputs: Any, gain: Array, prior: Array
+) -> None:  # fmt: skip
     """Fill in the common values of a field's features that are neither in a block nor in the user's model."""
-    (z, places, _, _, r), (gain, own_gain, square) = inputs, room
-    own_variance = own_part(nobody, -1, r, tau_of(shared, field, OWN), own_gain, square)[1]
+    z, places, _, _, r = inputs
+    own_variance = own_part(nobody, -1, r, tau_of(shared, field, OWN))[1]
     prior[NEW] = core_part(shared, -1, field, z, places, gain)[1]
     prior[OF_TAIL] = tau_of(shared, field, TAIL)
     prior[PERSONAL] = 0.0

@@ -1,10 +1,9 @@
 """The state of ``residual-kalman`` in plain arrays: one shared struct, and one array of words for each user.
 
 The words (uint32) of a personal model: how many slots it has, the number of its basis, events learned, how many biases
-it has; then for each slot the key of its block, the place of its field, the event that learned it last, and its numbers
-(float32): b and the diagonal of the precision H for each of the leading coordinates, then H below the diagonal, row by
-row, for the first ``OWN_DENSE`` of them. Biases are at the end, the first one last: the key of a block, the event that
-learned it last, and b and h (float32). Slot 0 and bias 0 are block 0's.
+it has; then for each slot the key of its block, the place of its field, the event that learned it last, and b and h
+(float32) for each of the leading coordinates. Biases are at the end, the first one last: the key of a block, the event
+that learned it last, and b and h (float32). Slot 0 and bias 0 are block 0's.
 """
 
 from __future__ import annotations
@@ -32,7 +31,6 @@ from fedres.decisions.constants import (
     MOST_PAIRED,
     OWN_SIZE,
     SLOT_HEAD,
-    own_numbers,
 )
 from fedres.key_tables import LONGEST, MOST_PROBES, new_table, put_all, table_words
 from fedres.key_tables import TAIL as TABLE_TAIL
@@ -124,8 +122,6 @@ class Scratch(NamedTuple):
     where: Array  # int64, (1 + m) × 4: where the weights of a block are
     slopes: Array  # float64, (1 + m) × 5
     gains: Array  # float64, (1 + m) × d
-    own_weights: Array  # float64, (1 + m) × k
-    own_gains: Array  # float64, (1 + m) × k
     squares: Array  # float64, 3 × d × d
     pair_fields: Array  # int64, 1 + m: the fields of features, −1 of one that is in no pair
     pair_places: Array  # int64, pairs × 3: where their weights are
@@ -151,8 +147,6 @@ def scratch_for(d: int, k: int, n_context: int, n_action: int, n_gains: int) -> 
         np.empty((m, 4), np.int64),
         np.empty((m, 5)),
         np.empty((n_gains, d)),
-        np.empty((n_gains, k)),
-        np.empty((n_gains, k)),
         np.empty((3, d, d)),
         np.empty(m, np.int64),
         np.empty((n_pairs, 3), np.int64),
@@ -307,13 +301,10 @@ def require(good: Any, name: str, rule: str, value: Any) -> None:
         raise ValueError(f"state: {name} {rule}, got {value}")
 
 
-numbers_of = bare_kernel(own_numbers)
-
-
 @bare_kernel
 def slot_words(k: int) -> int:
     """Return the number of words of a slot."""
-    return SLOT_HEAD + numbers_of(k)
+    return SLOT_HEAD + 2 * k
 
 
 @inner_kernel

@@ -7,7 +7,7 @@ recently learned entries make room, in the shared model and in each personal one
     U    leading eigenvectors of the mean of zz';  r = U'z                    x_f  value of f; 1 for categories
     predict   m_a = Σ_f x_f (W_f·z + w_f·t + β_uf + w_uf·r)     over block 0 and the blocks of a
                     + Σ_fg w_fg x_f x_g                         over pairs of features of a, of different fields
-              v_f = x_f² (z'P_f z + Σ c t² + min(c_uf + r'C_uf r, ¼));    v_a = v_id + Σ v_f²/Σ v_f of others
+              v_f = x_f² (z'P_f z + Σ c t² + min(c_uf + Σ c r², ¼));       v_a = v_id + Σ v_f²/Σ v_f of others
     learn     e = reward − m,  q = noise + the sum of all variances;  every weight takes a Kalman step with this e and q
 """
 
@@ -67,42 +67,37 @@ class Field:
 
 
 class Information:
-    """Weights in information form, without their prior: C = (H + I/τ)⁻¹, w = C b. As τ moves, they move with it.
+    """Independent weights without their prior: c = 1/(1/τ + h), w = c b. As τ moves, they move with it.
 
-    A user's weights of directions, of which H is dense over the first; or one tail weight, bias or pair.
+    A user's weights of directions; or one tail weight, bias or pair.
     """
 
     def __init__(self, size: int = 1) -> None:
-        self.b, self.H = np.zeros(size, np.float32), np.zeros((size, size), np.float32)
-        self.first = np.arange(size) < the.OWN_DENSE
+        self.b, self.h = np.zeros(size, np.float32), np.zeros(size, np.float32)
 
     def posterior(self, tau: float) -> tuple[Array, Array]:
-        precision = self.H.astype(float) + np.eye(len(self.b)) / tau
-        C = np.linalg.inv(precision) if len(self.b) > 1 else 1 / precision
-        return C, C @ self.b
+        c = 1 / (1 / tau + self.h.astype(float))
+        return c, c * self.b
 
     def predict(self, r: Array, tau: float) -> Array:
-        """Return mean w·r, variance r'Cr and d mean/d log τ = r'Cw/τ."""
-        C, w = self.posterior(tau)
-        return np.array([w @ r, r @ C @ r, r @ C @ w / tau])
+        """Return mean Σ w r, variance Σ c r² and d mean/d log τ = Σ c w r/τ."""
+        c, w = self.posterior(tau)
+        return np.array([w @ r, (c * r) @ r, (c * r) @ w / tau])
 
     def learn(self, r: Array, tau: float, error: float, q: float) -> None:
-        """w += C r e/q and C −= C r (C r)'/q, the latter as H += rr'/(q − r'Cr); of each part by itself."""
-        C, w = self.posterior(tau)
-        gain = C @ r
-        rest = q - np.where(self.first, gain[self.first] @ r[self.first], gain * r)
-        self._set(w + gain * error / q, self.H + np.outer(r, r) / rest, tau)
+        """w += c r e/q and c −= (c r)²/q, the latter as h += r²/(q − c r²)."""
+        c, w = self.posterior(tau)
+        self._set(w + c * r * error / q, self.h + r * r / (q - c * r * r), tau)
 
     def turned(self, turn: Array, tau: float) -> Information:
-        """Return it in another basis: means are turned, precisions keep the entries that fit."""
+        """Return it in another basis: means are turned, precisions keep their diagonals."""
         information = Information(len(self.b))
-        information._set(turn @ self.posterior(tau)[1], turn @ self.H.astype(float) @ turn.T, tau)
+        information._set(turn @ self.posterior(tau)[1], turn**2 @ self.h.astype(float), tau)
         return information
 
-    def _set(self, mean: Array, H: Array, tau: float) -> None:
-        kept = np.eye(len(mean)) + np.outer(self.first, self.first) > 0
-        self.H = np.where(kept, H, 0).astype(np.float32)
-        self.b = ((self.H.astype(float) + np.eye(len(mean)) / tau) @ mean).astype(np.float32)
+    def _set(self, mean: Array, h: Array, tau: float) -> None:
+        self.h = h.astype(np.float32)
+        self.b = ((self.h.astype(float) + 1 / tau) * mean).astype(np.float32)
 
 
 class Dense:

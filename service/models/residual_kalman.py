@@ -81,7 +81,7 @@ from service.models.protocol import (
 )
 from service.settings import Settings
 
-SHARED_FORMAT, PERSONAL_FORMAT = b"FRKA", b"FRK4"
+SHARED_FORMAT, PERSONAL_FORMAT = b"FRKA", b"FRK5"
 PUBLISHED_HEAD, DIMENSIONS = 5, 3  # words before the shapes; of a shape
 PUBLISHED = tuple(name for name, spec in ARRAYS.items() if spec.predicts)
 FINITE = (  # arrays that are checked as a whole

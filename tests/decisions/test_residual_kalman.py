@@ -545,20 +545,6 @@ def test_actions_that_come_and_go_leave_a_model_of_the_same_size():
     assert model.shared.block_table[:-TAIL].astype(bool).sum() == 8
 
 
-def test_a_precision_that_32_bits_cannot_hold_keeps_predictions_within_the_rewards():
-    """Contexts that hardly differ: the precision of what they have in common grows, that of the rest does not."""
-    rng, rounds = np.random.default_rng(5), []
-    for _ in range(20_000):
-        values = np.float32(3.0 + 1e-4 * rng.normal(size=6))
-        rounds.append((0, (range(10, 16), values), [([100], [1.0], [9]), ([101], [1.0], [9])], 0, 1.0))
-    model, owns = ResidualKalman(), {}
-    learn_all(model, owns, rounds, [5_000] * 4)
-    _, context, actions, *_ = rounds[0]
-    prediction = model.predict(request_of(context, actions), owns[0])
-    assert prediction.means[0] == pytest.approx(1.0, abs=0.02)
-    assert 0 <= prediction.widths[0] < 0.02
-
-
 @pytest.mark.parametrize("n_words", [3, 63, 300])
 def test_the_usual_reward_of_an_action_is_learned_soon_however_long_contexts_are(n_words):
     """Contexts say nothing, and one action earns more: sixteen rewards more must tell them apart."""
