@@ -110,6 +110,11 @@ def new(settings: Settings) -> KalmanShared:
 
 def from_bytes(settings: Settings, state: bytes) -> KalmanShared:
     """Return the model that ``to_bytes`` wrote; refuse arrays that are unsafe for kernels."""
+    mark = bytes(state[:4])
+    if mark.startswith(SHARED_FORMAT[:3]) and mark != SHARED_FORMAT:
+        raise ValueError(
+            f"state must be of this version of the model, {SHARED_FORMAT!r}, got {mark!r}; learn it from the log again"
+        )
     reward_range, body = unsealed(state, SHARED_FORMAT, _SHARED_HEADER)
     shared = KalmanShared(reward_range)
     try:

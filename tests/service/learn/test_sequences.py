@@ -3,6 +3,7 @@
 import asyncio
 import sqlite3
 import tempfile
+import zlib
 from pathlib import Path
 
 import msgspec
@@ -142,6 +143,32 @@ def test_new_fields_after_an_import_leave_a_model_that_can_be_pruned_exported_an
     asyncio.run(told())
 
 
+def test_a_snapshot_of_another_version_of_the_model_is_learned_from_the_log_again(tmp_path):
+    async def told():
+        clock = Clock()
+        async with running(tmp_path, clock=clock, wait_time=50.0) as engine:
+            await play(engine, clock, 0, 24)
+            live = engine.digest()
+            sealed = b"FRK9" + engine.learner.loops["default"].shared.to_bytes()[4:-4]
+        state = sealed + zlib.crc32(sealed).to_bytes(4, "little")
+        with pytest.raises(ValueError, match="got b'FRK9'; learn it from the log again"):
+            from_bytes(Settings(), state)
+        replace_snapshot(tmp_path, state)
+        async with running(tmp_path, clock=clock) as engine:
+            assert engine.learner.rebuilt == 1
+            assert engine.digest() == live
+            assert (await refused_for(engine.put_model("default", state)))[1] == "invalid_model"
+
+    asyncio.run(told())
+
+
+def replace_snapshot(folder, state):
+    with sqlite3.connect(folder / "store.db-models") as db:
+        row = "default", _checksum("shared default", state), state
+        assert db.execute("REPLACE INTO shared VALUES (?, ?, ?)", row).rowcount == 1
+    db.close()
+
+
 @pytest.mark.parametrize("pruned", [False, True])
 def test_a_snapshot_with_an_array_that_is_too_short_is_learned_from_the_log_again(tmp_path, pruned):
     """As restarted services once wrote it: the loop stood still, and every change got 503."""
@@ -159,10 +186,7 @@ def test_a_snapshot_with_an_array_that_is_too_short_is_learned_from_the_log_agai
             state = engine.learner.loops["default"].shared.to_bytes()
         with pytest.raises(ValueError, match="field_keys must have the shape"):
             from_bytes(Settings(), state)
-        with sqlite3.connect(tmp_path / "store.db-models") as db:
-            row = "default", _checksum("shared default", state), state
-            assert db.execute("REPLACE INTO shared VALUES (?, ?, ?)", row).rowcount == 1
-        db.close()
+        replace_snapshot(tmp_path, state)
         async with running(tmp_path, clock=clock) as engine:
             assert engine.learner.rebuilt == 1
             assert engine.digest() == live
