@@ -122,7 +122,7 @@ def core_slope(shared: Any, block: int, gain: Array) -> float:
     if block < 0:
         return 0.0
     of_constant, of_context = core_slopes(shared, block, gain)
-    return of_constant + of_context
+    return float(of_constant + of_context)
 
 
 @inner_kernel

@@ -99,7 +99,7 @@ class Admin:
         """
         created = await self._context.look_up(name, lambda log: log.of_kind(name, LOOP)[-1])
         made = read_settings_body(created.body)
-        same_rules = {"draws_by_loop": made.draws_by_loop}
+        same_rules: dict[str, Any] = {"draws_by_loop": made.draws_by_loop}
         if not names_largest:
             same_rules["largest_number"] = made.largest_number
         settings = msgspec.structs.replace(settings, **same_rules)
