@@ -3,7 +3,7 @@
 # make test-long  the studies that make test leaves out
 # make faults  kills and pauses processes of the service under load, and looks for what is missing
 # make hardening  simulation, power cuts, generated and broken requests, for hours; stop it and it goes on later
-# make dist    sdist and wheel, in dist/; make dist-test installs the wheel with each extra
+# make dist    sdists and wheels of the client and of fedres, in dist/; make dist-test installs them with each extra
 # make reference  the pages of docs/reference that are made from the code
 # make docs    the documentation site, in docs/_build/html
 # Each makes its own .venv and installs what it needs.
@@ -12,6 +12,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 export OPENBLAS_NUM_THREADS ?= 1
+# Installs the client and fedres from this checkout, with an extra; neither is on an index.
+install = $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable clients/python --editable '.[$(1)]'
 unexport PYTHONDONTWRITEBYTECODE  # hundreds of processes are started: without bytecode each compiles what it imports
 
 .PHONY: serve test test-long check phases lint gates kernels kernels-service lint-and-kernels faults hardening reference docs dist dist-test clean
@@ -62,20 +64,20 @@ faults: .venv/installed
 hardening: .venv/installed  # HARDENING='--share 0.01' for a first look
 	$(BIN)/python tools/hardening $(HARDENING)
 
-.venv/serves: pyproject.toml constraints.txt  # a third of what tests need
+.venv/serves: pyproject.toml clients/python/pyproject.toml constraints.txt  # a third of what tests need
 	@echo 'Installing into .venv: half a minute, without output'
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[serve]'
+	$(call install,serve)
 	touch $@
 
-.venv/installed: pyproject.toml constraints.txt
+.venv/installed: pyproject.toml clients/python/pyproject.toml constraints.txt
 	@echo 'Installing into .venv: a few minutes, without output'
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev]'
+	$(call install,dev)
 	touch .venv/serves $@
 
 .venv/docs-installed: .venv/installed
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	$(call install,docs)
 	touch $@
 
 reference: .venv/installed
@@ -86,10 +88,11 @@ docs: .venv/docs-installed  # the site, in docs/_build/html
 
 dist: .venv/installed  # an sdist and, from it, a wheel, in dist/
 	rm -rf dist
+	$(BIN)/python -m build --outdir dist clients/python
 	$(BIN)/python -m build --outdir dist .
 
-dist-test: dist  # installs the wheel with each extra; takes minutes, and downloads. EXTRAS='base serve' for some
-	$(BIN)/python tools/install_wheel.py dist/*.whl $(EXTRAS)
+dist-test: dist  # installs the wheels with each extra; takes minutes, and downloads. EXTRAS='client serve' for some
+	$(BIN)/python tools/install_wheel.py dist $(EXTRAS)
 
 clean:
 	rm -rf .venv build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -12,10 +12,10 @@ import numpy.typing as npt
 
 from fedres import checks
 from fedres.checks import Array
-from fedres.client import inputs
 from fedres.decisions.kalman_state import KalmanRequest
 from fedres.scoring.features import Named, Preparer
 from fedres.scoring.flattening import FeatureError
+from fedres_client import inputs
 
 _LARGEST = float(np.finfo(np.float32).max)
 

@@ -1,7 +1,7 @@
 """What every extra adds to an install, and how long its main entry takes to start.
 
     python benchmarks/install_size.py            # sizes and times, as Markdown
-    python benchmarks/install_size.py vw serve   # some extras only; "" is the base
+    python benchmarks/install_size.py vw serve   # some extras only; "" is the base, "client" is fedres-client
 
 Makes a fresh virtual environment for each extra in a temporary folder and installs the pinned versions of
 constraints.txt. Sizes are `du -sm` of site-packages, less that of an empty environment. Times are the median of
@@ -22,10 +22,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 RUNS = 5
 IMPORTS = {  # extras, by commas: what their users run first
-    "": (
-        "import fedres",
-        "from fedres.client import Client",
-    ),
+    "client": ("import fedres_client", "from fedres_client import Client"),
+    "": ("import fedres", "from fedres.client import Client"),
     "learn": ("from fedres import Federation", "from fedres.client import DeviceClient"),
     "vw": ("from fedres import VWLearner; VWLearner()",),
     "serve": ("import service.cli", "import service.roles.ranker"),
@@ -40,9 +38,10 @@ def measure(extras: str, folder: Path, source: Path) -> tuple[int, list[float]]:
     venv.create(folder, with_pip=True)
     python = str(folder / "bin" / "python")
     empty = megabytes(folder)
-    requirement = f"{source}[{extras}]" if extras else str(source)
+    client = str(source / "clients" / "python")
+    requirements = [client] if extras == "client" else [client, f"{source}[{extras}]" if extras else str(source)]
     options = ["--quiet", "--disable-pip-version-check", "--constraint", str(ROOT / "constraints.txt")]
-    subprocess.run([python, "-m", "pip", "install", *options, requirement], check=True, cwd=folder)
+    subprocess.run([python, "-m", "pip", "install", *options, *requirements], check=True, cwd=folder)
     size = megabytes(folder) - empty
     nothing = seconds(python, "pass", folder)
     return size, [seconds(python, code, folder) - nothing for code in IMPORTS[extras]]
@@ -72,7 +71,8 @@ def main() -> None:
         shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(".*", "build", "*.egg-info", "__pycache__"))
         for number, extras in enumerate(chosen):
             size, times = measure(extras, Path(folder, str(number)), source)
-            first = f"| `{f'fedres[{extras}]' if extras else 'fedres'}` | {size} |"
+            names = {"client": "fedres-client", "": "fedres"}
+            first = f"| `{names.get(extras, f'fedres[{extras}]')}` | {size} |"
             for line, (code, lasted) in enumerate(zip(IMPORTS[extras], times, strict=True)):
                 print(f"{'| | |' if line else first} `{code}` | {1000 * lasted:.0f} |", flush=True)
 

@@ -22,8 +22,8 @@ import numpy as np
 import uvloop
 
 from fedres.client import RankRequest
-from fedres.client.hosted.calls import Calls
-from fedres.event_ids import new_event_id
+from fedres_client.calls import Calls
+from fedres_client.event_ids import new_event_id
 
 USER = "u%08d"  # fixed width, so that every request made from a template has the same length
 EVENT = "e" * 22  # as long as the ids that clients make

@@ -15,7 +15,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from fedres.event_ids import new_event_id
+from fedres_client.event_ids import new_event_id
 from service.log.postgres import PostgresLog
 from service.log.protocol import Log
 from service.log.records import RANK, Record

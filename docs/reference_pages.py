@@ -14,8 +14,8 @@ from textwrap import dedent, wrap
 import typer
 from reference_tables import ERRORS, FEATURE_LIMITS, LIMITS, QUOTAS
 
-from fedres.event_ids import LONGEST_ID
 from fedres.scoring.flattening import FeatureLimits
+from fedres_client.event_ids import LONGEST_ID
 from research.reproduce.registry import read_claims, table
 from service import metrics
 from service.app import create_app
@@ -238,11 +238,11 @@ Of each loop, but for the last three, which are of the service. Requests that wo
 
 def python_page():
     """Return the public classes and functions with their arguments and docstrings."""
-    sections = "\n\n".join(map(_module, ("fedres.client", "fedres", "bandits", "libsvm_tasks")))
+    sections = "\n\n".join(map(_module, ("fedres_client", "fedres.client", "fedres", "bandits", "libsvm_tasks")))
     return f"""# Python
 
-`fedres.client.Client` and `AsyncClient` need no extra, the rest of `fedres` and `bandits` the extra `learn`, and
-`libsvm_tasks` the extra `bench` ([install](../start/install.md)).
+`fedres_client` is the distribution `fedres-client`; `fedres.client` has the same classes. `fedres` and `bandits` need
+the extra `learn`, and `libsvm_tasks` the extra `bench` ([install](../start/install.md)).
 
 {sections}
 """
@@ -251,7 +251,9 @@ def python_page():
 def _module(name):
     """Return what a module exports: functions, then classes with their methods."""
     module = import_module(name)
+    package = name.partition(".")[0]
     public = [(word, getattr(module, word)) for word in module.__all__]
+    public = [(word, thing) for word, thing in public if thing.__module__.partition(".")[0] == package]
     functions = [_callable(f"{name}.{word}", word, thing) for word, thing in public if isfunction(thing)]
     classes = [_class(f"{name}.{word}", word, thing) for word, thing in public if isclass(thing)]
     return "\n\n".join([f"## {name}", *functions, *classes])

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import time
 import weakref
 from pathlib import Path
 
 from fedres.checks import not_negative
+
+try:
+    import fcntl
+except ImportError:  # Windows has other locks
+    fcntl = None  # type: ignore[assignment]
 
 POLL_SECONDS = 0.05  # flock can wait forever or not at all
 LAST_BATCH_SECONDS = 10.0  # within which the writer of a holder that was killed ends: it has the lease too
@@ -29,6 +33,8 @@ class Lease:
     """The lease on the store file ``path``: a lock on a file beside it that names its holder's process."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
+        if fcntl is None:
+            raise RuntimeError("stores and devices need the file locks of Linux or macOS, which this system lacks")
         store = Path(path).resolve()  # one file, one lease, by whatever link it is reached
         self.path = store.with_name(store.name + "-lease")
         self._file: int | None = None
@@ -127,4 +133,5 @@ def _let_go() -> None:
         lease.release()
 
 
-os.register_at_fork(after_in_child=_let_go)
+if hasattr(os, "register_at_fork"):  # Windows has no forks
+    os.register_at_fork(after_in_child=_let_go)

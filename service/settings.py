@@ -9,11 +9,11 @@ import msgspec
 
 from fedres import checks
 from fedres.draws import event_draw
-from fedres.event_ids import LONGEST_ID
 from fedres.policies import HOSTED, POLICIES
 from fedres.scoring.federated import dense_learner, takes_residuals
 from fedres.scoring.flattening import LARGEST
 from fedres.scoring.model import LEARNING_RATE
+from fedres_client.event_ids import LONGEST_ID
 from service.errors import ApiError
 from service.hints import about, complaint
 from service.outcomes import Guardrail, check_outcomes

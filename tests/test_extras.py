@@ -141,10 +141,13 @@ def test_every_command_of_bench_exists():
     )
 
 
-def test_a_wheel_has_every_package():
-    root = Path(__file__).parents[1]
+@pytest.mark.parametrize(
+    ("folder", "tops"),
+    [(".", ("fedres", "bandits", "libsvm_tasks", "service")), ("clients/python", ("fedres_client",))],
+)
+def test_a_wheel_has_every_package(folder, tops):
+    root = Path(__file__).parents[1] / folder
     listed = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["packages"]
-    tops = ("fedres", "bandits", "libsvm_tasks", "service")
     folders = [file.parent.relative_to(root) for top in tops for file in (root / top).rglob("__init__.py")]
     assert sorted(listed) == sorted(".".join(folder.parts) for folder in folders)
 

@@ -1,7 +1,7 @@
-"""Installs a wheel with each extra into an empty environment, and runs what its users run first: ``make dist-test``.
+"""Installs both wheels with each extra into an empty environment, and runs what users run first: ``make dist-test``.
 
-python tools/install_wheel.py dist/fedres-0.1.0-py3-none-any.whl           # all extras
-python tools/install_wheel.py dist/fedres-0.1.0-py3-none-any.whl serve vw  # some; "base" is none
+python tools/install_wheel.py dist           # all extras
+python tools/install_wheel.py dist serve vw  # some; "base" is none, and "client" the wheel of the client alone
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 CLIENT = """
-from fedres.client import Client
+from {} import Client
 assert Client("http://127.0.0.1:1", deadline=0.1).rank(actions=["tea", "juice"]).fallback
 """
 DEVICE = """
@@ -32,7 +32,8 @@ if __name__ == "__main__":
         assert run(abs, [-1, 2], jobs=2) == [1, 2]
 """
 SMOKE = {
-    "base": CLIENT,
+    "client": CLIENT.format("fedres_client"),
+    "base": CLIENT.format("fedres.client"),
     "learn": DEVICE,
     "vw": "from fedres import VWLearner\nwith VWLearner() as vw:\n    vw.learn([1.0], label=1.0)",
     "serve": None,  # the service itself, below
@@ -44,12 +45,15 @@ SMOKE = {
 }
 
 
-def check(wheel: Path, extra: str, folder: Path) -> None:
+def check(dist: Path, extra: str, folder: Path) -> None:
     venv.create(folder, with_pip=True)
     python = folder / "bin" / "python"
-    requirement = str(wheel) if extra == "base" else f"{wheel}[{extra}]"
+    [client] = map(str, dist.glob("fedres_client-*.whl"))
+    [wheel] = map(str, dist.glob("fedres-*.whl"))
+    extras = "" if extra == "base" else f"[{extra}]"
+    requirements = [client] if extra == "client" else [client, wheel + extras]
     options = ["--quiet", "--disable-pip-version-check", "--constraint", str(ROOT / "constraints.txt")]
-    subprocess.run([python, "-m", "pip", "install", *options, requirement], check=True, cwd=folder)
+    subprocess.run([python, "-m", "pip", "install", *options, *requirements], check=True, cwd=folder)
     code = SMOKE[extra]
     if code is None:
         serve(folder)
@@ -79,10 +83,10 @@ def serve(folder: Path) -> None:
 
 
 def main() -> None:
-    wheel, *chosen = sys.argv[1:]
+    dist, *chosen = sys.argv[1:]
     for extra in chosen or SMOKE:
         with tempfile.TemporaryDirectory() as folder:
-            check(Path(wheel).resolve(), extra, Path(folder))
+            check(Path(dist).resolve(), extra, Path(folder))
         print(f"{extra}: installed, and its smoke test passed", flush=True)
 
 

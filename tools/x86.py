@@ -67,7 +67,8 @@ def emulated_python() -> str:
     # argv[0] becomes sys.executable, so that processes that Python starts are emulated as well
     python = root / "usr/bin/python-under-qemu"
     emulator = f'exec qemu-x86_64 -cpu max -L "{root}" -0 "$0" "{root}/usr/bin/{complete.read_text()}" "$@"'
-    paths = f"export PYTHONPATH='{ROOT}:{root / 'wheels'}' NUMBA_CACHE_DIR='{root / 'kernels'}'"
+    sources = f"{ROOT}:{ROOT / 'clients' / 'python'}"
+    paths = f"export PYTHONPATH='{sources}:{root / 'wheels'}' NUMBA_CACHE_DIR='{root / 'kernels'}'"
     python.write_text(f"#!/bin/sh\n{paths}\n{emulator}\n")
     python.chmod(0o755)
     return str(python)
@@ -94,12 +95,14 @@ def unpack_debian_python(root: Path) -> None:
 def install_wheels(folder: Path, version: str) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    needed = [*project["dependencies"], *(name for extra in ("vw", "serve", "bench") for name in extras[extra])]
+    extra_needs = (name for extra in ("learn", "vw", "serve", "bench") for name in extras[extra])
+    needed = [name for name in (*project["dependencies"], *extra_needs) if not name.startswith("fedres")]
     platforms = [f"--platform={name}_x86_64" for name in ("manylinux_2_28", "manylinux_2_17", "manylinux2014")]
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--only-binary=:all:", f"--python-version={version}"]
     rest = ["--target", str(folder), "--constraint", str(ROOT / "constraints.txt"), "pytest", "hypothesis", *needed]
     subprocess.run([*command, *platforms, *rest], check=True)
-    itself = ["--quiet", "--no-deps", "--target", str(folder), str(ROOT)]  # for its version; the sources come first
+    # Installed for their versions only: the sources come first in the path.
+    itself = ["--quiet", "--no-deps", "--target", str(folder), str(ROOT / "clients" / "python"), str(ROOT)]
     subprocess.run([sys.executable, "-m", "pip", "install", *itself], check=True)
 
 

@@ -1,4 +1,4 @@
-// Whether the service decides, and what each call may do about it. fedres/client/hosted/availability.py does the same in Python.
+// Whether the service decides, and what each call may do about it. clients/python/fedres_client/availability.py does the same in Python.
 
 const CHEAP = 100; // milliseconds of a failed try while the service is away: the next call may try at once
 const REST = 9; // times as long as a more expensive one, no call tries

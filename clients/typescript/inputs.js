@@ -1,5 +1,5 @@
 // What callers may pass, turned into what is sent: ids, rewards, features, actions and options. Errors are thrown at the call.
-// fedres/client/inputs.py does the same in Python.
+// clients/python/fedres_client/inputs.py does the same in Python.
 
 const FORMS =
   'a list of objects, [{ id: "tea", features: { hot: true } }, { id: "juice" }], ' +

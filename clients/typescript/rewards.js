@@ -1,5 +1,5 @@
 // Rewards: a bounded queue, and batches of them, one under way at a time, until the service has each.
-// fedres/client/hosted/rewards.py and reward_batches.py do the same in Python.
+// clients/python/fedres_client/rewards.py and reward_batches.py do the same in Python.
 
 const MOST = 500; // rewards in a batch: the service's default limit
 const MOST_BYTES = 500_000; // of a batch, roughly; the service takes 1 MB

@@ -18,13 +18,13 @@ import numpy as np
 
 from fedres import checks
 from fedres.checks import Array
-from fedres.client import wire
+from fedres.client import upload_bodies
 from fedres.client.choosing import Round, choose, probabilities
-from fedres.client.inputs import Id, number
 from fedres.client.models import ACKNOWLEDGED, LOCAL, MODEL, Acknowledged, DeviceModels, JournalEntry
 from fedres.client.offers import Offer, checked_name
 from fedres.client.store import DeviceStore, Queued
 from fedres.local_learners.vw import vowpal_wabbit
+from fedres_client.inputs import Id, number
 
 if TYPE_CHECKING:
     from fedres.client.privacy import Privacy
@@ -242,7 +242,7 @@ class Device(ABC):
         if upload is None:
             return None
         self._seq += 1
-        body = wire.residual(upload) if self.route == "residuals" else wire.update(upload)
+        body = upload_bodies.residual(upload) if self.route == "residuals" else upload_bodies.update(upload)
         self._store.enqueue(Queued(self._seq, version, body))
         excess = self._store.n_queued - self._queue_limit
         if excess > 0:
@@ -263,7 +263,7 @@ class Device(ABC):
             for upload, position in zip(batch, positions, strict=True):
                 self._store.place(upload.seq, position)
                 if self.route == "updates":
-                    done = {**wire.read_upload(upload.body), "version": upload.version}
+                    done = {**upload_bodies.read_upload(upload.body), "version": upload.version}
                     entries.append((ACKNOWLEDGED, msgspec.msgpack.encode(Acknowledged(done, position))))
             self._store.dequeue([upload.seq for upload in batch])
             self._release_due(entries)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from fedres.client import wire
+from fedres.client import upload_bodies
 from fedres.client.choosing import Round
 from fedres.client.device import Device, Scored, bounded, short
 from fedres.client.global_side import Route
@@ -232,7 +232,7 @@ class KalmanDevice(Device):
 
     def _said_anew(self, upload: Queued, part: Part, version: int) -> Queued:
         said = {**msgspec.json.decode(upload.body, type=dict[str, msgspec.Raw]), **self._said(part)}
-        return Queued(upload.seq, version, wire.residual(said))
+        return Queued(upload.seq, version, upload_bodies.residual(said))
 
     def adopt(self, settings: Round) -> None:
         with self._turn():

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from fedres.checks import Array
-from fedres.client.inputs import Actions, Features, Id, action_list, features, identifier, identifiers
-from fedres.event_ids import LONGEST_ID, new_event_id
+from fedres_client.event_ids import LONGEST_ID, new_event_id
+from fedres_client.inputs import Actions, Features, Id, action_list, features, identifier, identifiers
 
 _to_json = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode
 

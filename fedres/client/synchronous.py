@@ -13,12 +13,12 @@ from msgspec.structs import replace
 
 from fedres import checks
 from fedres.client.device import DeviceDecision, Status
-from fedres.client.inputs import Actions, Features, Id
 from fedres.client.offers import make_offer
 from fedres.client.opening import open_device
 from fedres.client.syncing import Link, Synced
-from fedres.client.transport import address, ask, headers
-from fedres.client.wire import Answer, Failure, Finished, Flow, Wait, advance
+from fedres_client.inputs import Actions, Features, Id
+from fedres_client.transport import address, ask, headers
+from fedres_client.wire import Answer, Failure, Finished, Flow, Wait, advance
 
 if TYPE_CHECKING:
     from fedres.client.privacy import Privacy

@@ -12,25 +12,15 @@ from urllib.parse import quote
 
 import msgspec
 
-from fedres.client.backoff import Backoff
 from fedres.client.choosing import Round
 from fedres.client.device import Device, DeviceDecision, log
 from fedres.client.global_side import OtherModelError
 from fedres.client.offers import Offer
 from fedres.client.store import Queued
-from fedres.client.wire import (
-    UNREADABLE,
-    Answer,
-    Failure,
-    Flow,
-    Request,
-    Wait,
-    post,
-    refusal,
-    residuals_body,
-    updates_body,
-)
+from fedres.client.upload_bodies import post, residuals_body, updates_body
 from fedres.scoring.federated import takes_residuals
+from fedres_client.backoff import Backoff
+from fedres_client.wire import UNREADABLE, Answer, Failure, Flow, Request, Wait, refusal
 
 MOST = {"residuals": 500, "updates": 20}  # in one request
 BURST = 10  # waiting uploads that count as a burst

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 import msgspec
 
-from fedres.event_ids import new_event_id
 from fedres.scoring.features import Named, Preparer
 from fedres.scoring.flattening import FeatureError
+from fedres_client.event_ids import new_event_id
 from service.admin.exporting import export_lines, time_or_none
 from service.errors import ApiError, invalid
 from service.hints import about

@@ -24,8 +24,8 @@ import msgspec
 from msgspec.structs import replace
 
 from fedres.checks import one_of, positive
-from fedres.event_ids import LONGEST_ID
 from fedres.lease import Lease
+from fedres_client.event_ids import LONGEST_ID
 from service.errors import ApiError
 from service.log.files import replacing
 from service.log.opening import Store

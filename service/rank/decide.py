@@ -12,9 +12,9 @@ from msgspec.structs import replace
 
 from fedres.checks import Array
 from fedres.draws import event_draws
-from fedres.event_ids import new_event_id
 from fedres.scoring.features import Hashed, Named, Preparer, check_crosses
 from fedres.scoring.flattening import FeatureError
+from fedres_client.event_ids import new_event_id
 from service.errors import ApiError, invalid
 from service.log.records import (
     EMPTY,

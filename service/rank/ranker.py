@@ -14,9 +14,9 @@ from typing import Any, Protocol, TypeVar, cast
 
 import msgspec
 
-from fedres.event_ids import new_event_id
 from fedres.scoring.features import Hashed, Named, Preparer
 from fedres.scoring.flattening import LARGEST
+from fedres_client.event_ids import new_event_id
 from service.errors import ApiError, invalid
 from service.log.client import WriterClient
 from service.log.protocol import Duplicate, Group, Log, Outcome, Refused, StoreUnavailable, unavailable

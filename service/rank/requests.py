@@ -8,8 +8,8 @@ from typing import Annotated
 
 from msgspec import Meta, Raw, Struct, field
 
-from fedres.event_ids import LONGEST_ID
 from fedres.scoring.features import Hashed
+from fedres_client.event_ids import LONGEST_ID
 from service.errors import invalid
 from service.hints import about
 from service.models.protocol import Explained

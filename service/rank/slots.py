@@ -9,7 +9,7 @@ from typing import Annotated
 from msgspec import Meta, Raw, Struct, field
 from msgspec.json import encode
 
-from fedres.event_ids import LONGEST_ID
+from fedres_client.event_ids import LONGEST_ID
 from service.errors import ApiError, invalid
 from service.hints import about
 from service.log.records import Entry, LoggedRank

@@ -11,8 +11,8 @@ from safetensors.numpy import save
 from fedres.client.offers import make_offer
 from fedres.client.opening import open_device
 from fedres.client.syncing import Link
-from fedres.client.transport import ask
-from fedres.client.wire import Finished, Wait, advance
+from fedres_client.transport import ask
+from fedres_client.wire import Finished, Wait, advance
 
 MENU = {"tea": {"hot": True}, "juice": {"hot": False}, "milk": {}}
 

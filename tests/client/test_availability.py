@@ -7,7 +7,7 @@ import pytest
 from proxies import no_service
 
 from fedres.client import Client
-from fedres.client.hosted.availability import PROBE, TRY, Availability
+from fedres_client.availability import PROBE, TRY, Availability
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from fedres.client.backoff import FIRST, LONGEST, Backoff
+from fedres_client.backoff import FIRST, LONGEST, Backoff
 
 
 def test_waits_are_spread_evenly_below_a_bound_that_doubles_with_each_failure():

@@ -27,8 +27,8 @@ from proxies import no_service
 from waiting import LIMIT
 
 from fedres.client import AsyncClient, Client, RankRequest, ServiceError, Slot
-from fedres.client.hosted.fallbacks import check
-from fedres.client.transport import headers
+from fedres_client.fallbacks import check
+from fedres_client.transport import headers
 
 MENU = {"tea": {"hot": True}, "juice": {"hot": False}, "milk": {}}
 
@@ -216,7 +216,7 @@ def test_the_catalogue_users_and_evaluation(live, loop):
 
 
 def test_an_export_goes_on_page_by_page(live, loop, monkeypatch):
-    monkeypatch.setattr("fedres.client.hosted.client.PAGE", 3)
+    monkeypatch.setattr("fedres_client.client.PAGE", 3)
     with Client(live.url, loop=loop, deadline=LIMIT) as client:
         made = [client.rank(actions=MENU).event_id for _ in range(8)]
         events = list(client.events())

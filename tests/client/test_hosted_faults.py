@@ -19,11 +19,11 @@ from proxies import DROP, HANG, MUTE, PASS, REPEAT, TRICKLE, TWICE, FaultyProxy,
 from waiting import LIMIT
 
 from fedres.client import AsyncClient, Client, ServiceError
-from fedres.client.hosted.calls import Calls
-from fedres.client.hosted.rewards import Rewards
-from fedres.client.hosted.spool import Spool
-from fedres.client.transport import ask
-from fedres.client.wire import Answer, Request
+from fedres_client.calls import Calls
+from fedres_client.rewards import Rewards
+from fedres_client.spool import Spool
+from fedres_client.transport import ask
+from fedres_client.wire import Answer, Request
 
 MENU = {"tea": {"hot": True}, "juice": {"hot": False}}
 N = 60
@@ -104,7 +104,7 @@ def test_a_loop_whose_first_answer_was_lost_is_there_and_ours(live, fault):
 
 
 def test_an_export_through_a_faulty_network_has_every_event_once(live, loop, monkeypatch):
-    monkeypatch.setattr("fedres.client.hosted.client.PAGE", 4)
+    monkeypatch.setattr("fedres_client.client.PAGE", 4)
     with Client(live.url, loop=loop, deadline=LIMIT, fallback=None) as client:
         made = [client.rank(actions=MENU).event_id for _ in range(20)]
     with FaultyProxy(live.address, faults(4)) as proxy, Client(proxy.url, loop=loop) as client:
@@ -415,7 +415,7 @@ def test_a_reply_without_end_is_given_up_and_keeps_no_thread(monkeypatch):
     monkeypatch.setattr(
         Client, "_new_http", lambda _: httpx.Client(transport=httpx.MockTransport(endless), base_url="http://a")
     )
-    monkeypatch.setattr("fedres.client.hosted.rewards.TRY_SECONDS", 0.1)
+    monkeypatch.setattr("fedres_client.rewards.TRY_SECONDS", 0.1)
     others = threads()
     client = Client(deadline=0.2)
     assert client.rank(actions=MENU).fallback
@@ -528,7 +528,7 @@ def test_rewards_outlive_the_mistakes_of_operators(live, loop, tmp_path, caplog,
 
 
 def test_a_loop_that_is_made_later_gets_the_rewards_that_waited_in_order(live, monkeypatch):
-    monkeypatch.setattr("fedres.client.hosted.rewards.HELD_SECONDS", 0.01)
+    monkeypatch.setattr("fedres_client.rewards.HELD_SECONDS", 0.01)
     seen, tried = threading.Event(), []
 
     def observe(call):

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from fedres.client.hosted.retrying import retrying
-from fedres.client.wire import Answer, Failure, Finished, Request, Wait, advance
+from fedres_client.retrying import retrying
+from fedres_client.wire import Answer, Failure, Finished, Request, Wait, advance
 
 REQUEST = Request("POST", "/v1/rank", b"{}", seconds=0.5)
 LOST = Failure("lost")

@@ -9,10 +9,10 @@ import threading
 import pytest
 from waiting import LIMIT
 
-from fedres.client.hosted import rewards as rewards_module
-from fedres.client.hosted.calls import Calls
-from fedres.client.hosted.rewards import Rewards
-from fedres.client.wire import Answer, Failure
+from fedres_client import rewards as rewards_module
+from fedres_client.calls import Calls
+from fedres_client.rewards import Rewards
+from fedres_client.wire import Answer, Failure
 
 
 class Script:

@@ -8,8 +8,8 @@ import msgspec
 from fastapi import Depends, Query, Request, Response
 from msgspec import Meta, Raw, Struct, field
 
-from fedres.event_ids import LONGEST_ID
 from fedres.scoring.federated import LAST_ROUND
+from fedres_client.event_ids import LONGEST_ID
 from service.admin.routes import MOST
 from service.errors import ApiError
 from service.hints import about

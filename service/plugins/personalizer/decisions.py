@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from fedres.event_ids import LONGEST_ID, new_event_id
+from fedres_client.event_ids import LONGEST_ID, new_event_id
 from service.errors import ApiError
 from service.http.routes import Call
 from service.log.records import RANK, LoggedRank, ranks_in

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from fedres.event_ids import LONGEST_ID
 from fedres.scoring.flattening import FeatureLimits
+from fedres_client.event_ids import LONGEST_ID
 from service.errors import invalid
 from service.http.routes import Call
 from service.plugins.personalizer.errors import Refusal

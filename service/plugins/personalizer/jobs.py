@@ -17,7 +17,7 @@ from urllib.parse import urlencode
 import msgspec
 
 from bandits.evaluation.logs import is_decision
-from fedres.event_ids import new_event_id
+from fedres_client.event_ids import new_event_id
 from service.admin.exporting import exporter
 from service.log.protocol import Log
 from service.log.records import NOTE, Record, encode

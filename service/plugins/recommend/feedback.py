@@ -14,8 +14,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Raw, Struct, field
 
-from fedres.event_ids import new_event_id
 from fedres.scoring.features import Named, Preparer
+from fedres_client.event_ids import new_event_id
 from service.errors import ApiError, invalid
 from service.hints import about
 from service.log.protocol import Duplicate

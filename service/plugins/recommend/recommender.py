@@ -18,9 +18,9 @@ from msgspec import Meta, Raw, Struct, field
 from msgspec.json import Decoder as JsonDecoder
 
 from fedres.checks import Array
-from fedres.event_ids import new_event_id
 from fedres.scoring.features import Hashed, Named
 from fedres.scoring.flattening import FeatureError
+from fedres_client.event_ids import new_event_id
 from service.errors import ApiError, invalid
 from service.hints import about
 from service.log.protocol import Duplicate, Log

@@ -10,7 +10,7 @@ from machine import Clock, running
 from playing import Disk, gauges, logged, play, raw, rebuilt, refused, refused_for, request
 
 from fedres.draws import event_draw
-from fedres.event_ids import new_event_id
+from fedres_client.event_ids import new_event_id
 from service.errors import ApiError
 from service.rank.decide import decide
 from service.rank.requests import Action, RankRequest

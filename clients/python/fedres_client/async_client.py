@@ -6,18 +6,19 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from fedres.client.hosted.base import CONNECTIONS, BaseClient, either
-from fedres.client.hosted.calls import PAGE, ServiceCall, observed
-from fedres.client.hosted.retrying import no_answer, passes, retrying
-from fedres.client.hosted.rewards import CLOSE_SECONDS
-from fedres.client.hosted.types import Decision, Event, RankRequest, Recommendation, Slot
-from fedres.client.inputs import Actions, Features, Id
-from fedres.client.wire import Answer, Failure, Finished, Request, Wait, advance
+from fedres_client.base import CONNECTIONS, BaseClient, either
+from fedres_client.calls import PAGE, ServiceCall, observed
+from fedres_client.inputs import Actions, Features, Id
+from fedres_client.retrying import no_answer, passes, retrying
+from fedres_client.rewards import CLOSE_SECONDS
+from fedres_client.types import Decision, Event, RankRequest, Recommendation, Slot
+from fedres_client.wire import Answer, Failure, Finished, Request, Wait, advance
 
 if TYPE_CHECKING:
     import httpx
+    from typing_extensions import Self
 
 T = TypeVar("T")
 
@@ -271,13 +272,10 @@ class AsyncClient(BaseClient):
         return answer
 
     async def _try(self, request: Request) -> Answer | Failure:
-        from fedres.client.transport import ask_async
+        from fedres_client.transport import ask_async
 
-        try:
-            async with asyncio.timeout(request.seconds), self._places:
-                return await ask_async(self._connected(), request)
-        except TimeoutError:
-            return no_answer(request.seconds)
+        async with self._places:
+            return await ask_async(self._connected(), request)
 
     def _connected(self) -> httpx.AsyncClient:
         """Return the connections of this event loop: those of a closed one cannot be used and are abandoned."""

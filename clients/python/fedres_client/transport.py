@@ -11,7 +11,7 @@ from typing import Any
 import httpcore  # noqa: F401  httpx imports it late, in the threads of connections; a fork would copy the import's lock
 import httpx
 
-from fedres.client.wire import Answer, Failure, Request
+from fedres_client.wire import Answer, Failure, Request
 
 REQUEST_ID = "X-Request-Id"  # the service repeats it in its reply
 OUT_OF_STEP = Failure("the reply belongs to another request")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TypeVar
+from typing import Optional, TypeVar
 
 import msgspec
 
-from fedres.client.hosted.types import Explanation, Ranked, ServiceError
-from fedres.client.wire import UNREADABLE, Answer, Failure, refusal
+from fedres_client.types import Explanation, Ranked, ServiceError
+from fedres_client.wire import UNREADABLE, Answer, Failure, refusal
 
 T = TypeVar("T")
 
@@ -19,14 +19,14 @@ class RankResult(msgspec.Struct):
     probability: float
     model_version: int
     ranking: list[Ranked]
-    arm: str | None = None
-    explanations: list[Explanation] | None = None
+    arm: Optional[str] = None
+    explanations: Optional[list[Explanation]] = None
 
 
 class ErrorDetail(msgspec.Struct):
     code: str
     message: str
-    target: str | None = None
+    target: Optional[str] = None
 
 
 class BatchResult(msgspec.Struct):
@@ -37,9 +37,9 @@ class BatchResult(msgspec.Struct):
     probability: float = math.nan
     model_version: int = 0
     ranking: list[Ranked] = []
-    arm: str | None = None
-    explanations: list[Explanation] | None = None
-    error: ErrorDetail | None = None
+    arm: Optional[str] = None
+    explanations: Optional[list[Explanation]] = None
+    error: Optional[ErrorDetail] = None
 
 
 class Decisions(msgspec.Struct):
@@ -65,7 +65,7 @@ class RecommendedItem(msgspec.Struct):
     event_id: str
     score: float
     probability: float
-    arm: str | None = None
+    arm: Optional[str] = None
 
 
 class Recommended(msgspec.Struct):

@@ -12,12 +12,12 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Union
 
-from fedres.client.backoff import Backoff
-from fedres.client.hosted.calls import observed
-from fedres.client.hosted.retrying import FIRST_WAIT, LONGEST_WAIT
-from fedres.client.hosted.reward_batches import (
+from fedres_client.backoff import Backoff
+from fedres_client.calls import observed
+from fedres_client.retrying import FIRST_WAIT, LONGEST_WAIT
+from fedres_client.reward_batches import (
     MOST_BYTES,
     MOST_REWARDS,
     NO_PATH,
@@ -27,11 +27,11 @@ from fedres.client.hosted.reward_batches import (
     single_request,
     verdict_on,
 )
-from fedres.client.hosted.types import Observed, RewardStatus, ServiceError
-from fedres.client.wire import Answer, Failure, Request, refusal
+from fedres_client.types import Observed, RewardStatus, ServiceError
+from fedres_client.wire import Answer, Failure, Request, refusal
 
 if TYPE_CHECKING:
-    from fedres.client.hosted.spool import Spool
+    from fedres_client.spool import Spool
 
 log = logging.getLogger("fedres.client")
 
@@ -43,7 +43,7 @@ GATHER_SECONDS = 0.05  # between two batches, unless one is full or somebody wai
 LATE_SECONDS = 10.0  # of a reward in the queue, after which that is logged
 JOIN_SECONDS = 1.0  # that closing then waits for a pending try
 
-Ask = Callable[[Request], Answer | Failure]
+Ask = Callable[[Request], Union[Answer, Failure]]
 
 
 class _Queued(NamedTuple):
@@ -327,7 +327,7 @@ class Rewards:
         if lane.is_held:
             log.info("the service takes rewards again: %s", batch[0].loop)
             lane.is_held = False
-        refused = [(queued, error) for queued, error in zip(batch, errors, strict=True) if error is not None]
+        refused = [(queued, error) for queued, error in zip(batch, errors) if error is not None]
         self._sent += len(batch) - len(refused)
         self._refused += len(refused)
         if refused:

@@ -6,7 +6,6 @@ locked as long as its process lives; a client that starts takes over the files o
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import sqlite3
@@ -14,7 +13,12 @@ from collections.abc import Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 
-from fedres.event_ids import new_event_id
+from fedres_client.event_ids import new_event_id
+
+try:
+    import fcntl
+except ImportError:  # Windows has other locks
+    fcntl = None  # type: ignore[assignment]
 
 log = logging.getLogger("fedres.client")
 
@@ -25,6 +29,11 @@ class Spool:
     """One client's file; for one thread at a time."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
+        if fcntl is None:
+            raise RuntimeError(
+                "spool needs the file locks of Linux or macOS, which this system lacks: "
+                "leave spool out, and rewards wait in memory"
+            )
         self._folder = Path(folder)
         self._folder.mkdir(parents=True, exist_ok=True)
         self._path = self._folder / f"rewards-{new_event_id()}.db"

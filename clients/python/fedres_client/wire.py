@@ -7,16 +7,12 @@ reply; its driver does the input and output (httpx's authentication flows work t
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Optional, TypeVar, Union
 
 import msgspec
 
-if TYPE_CHECKING:
-    from fedres.client.store import Queued
-
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)  # of JSON that is invalid or nested too deep
 LONGEST_REST = 86_400.0  # seconds that a service can request
-SMALLEST_TO_PACK = 1_000  # bytes: gzip does not pay below
 
 T = TypeVar("T")
 
@@ -52,7 +48,7 @@ class Wait(msgspec.Struct, frozen=True):
     seconds: float
 
 
-Flow = Generator[Request | Wait, Answer | Failure | None, T]
+Flow = Generator[Union[Request, Wait], Union[Answer, Failure, None], T]
 
 
 class Finished(msgspec.Struct, frozen=True):
@@ -72,7 +68,7 @@ def advance(flow: Flow[Any], answer: Answer | Failure | None) -> Request | Wait 
 class _Detail(msgspec.Struct):
     code: str = ""
     message: str = ""
-    target: str | None = None
+    target: Optional[str] = None
 
 
 class _Error(msgspec.Struct):
@@ -85,41 +81,3 @@ def refusal(answer: Answer) -> _Detail:
         return msgspec.json.decode(answer.body, type=_Error).error
     except UNREADABLE:
         return _Detail(message=answer.body[:200].decode(errors="replace"))
-
-
-def residuals_body(client: str, batch: list[Queued]) -> bytes:
-    """Return the JSON of POST residuals."""
-    items = [b'{"seq":%d,"version":%d,%s' % (upload.seq, upload.version, upload.body[1:]) for upload in batch]
-    return b'{"client":%s,"residuals":[%s]}' % (msgspec.json.encode(client), b",".join(items))
-
-
-def updates_body(client: str, batch: list[Queued]) -> bytes:
-    """Return the msgpack of POST updates."""
-    items = [{**read_upload(upload.body), "seq": upload.seq, "version": upload.version} for upload in batch]
-    return msgspec.msgpack.encode({"client": client, "updates": items})
-
-
-def residual(upload: Mapping[str, Any]) -> bytes:
-    """Return a residual for the queue: JSON, without its version."""
-    return msgspec.json.encode({name: value for name, value in upload.items() if name != "version"})
-
-
-def update(upload: Mapping[str, Any]) -> bytes:
-    """Return an update for the queue: msgpack, without its version."""
-    return msgspec.msgpack.encode({name: value for name, value in upload.items() if name != "version"})
-
-
-def read_upload(body: bytes) -> dict[str, Any]:
-    """Return an update that ``update`` wrote."""
-    return msgspec.msgpack.decode(body, type=dict[str, Any])
-
-
-def post(path: str, body: bytes, content_type: str, *, pack: bool, seconds: float = 30.0) -> Request:
-    """Return a POST, gzipped if ``pack`` is set and the body is large enough."""
-    headers = {"Content-Type": content_type}
-    if pack and len(body) > SMALLEST_TO_PACK:
-        import gzip  # clients that only request decisions never need it
-
-        body = gzip.compress(body, mtime=0)  # the same bytes at any time
-        headers["Content-Encoding"] = "gzip"
-    return Request("POST", path, body, headers, seconds)

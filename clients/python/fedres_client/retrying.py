@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from fedres.client.backoff import Backoff
-from fedres.client.wire import Answer, Failure, Flow, Request, Wait
+from fedres_client.backoff import Backoff
+from fedres_client.wire import Answer, Failure, Flow, Request, Wait
 
 if TYPE_CHECKING:
     import random

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from fedres.client.hosted.answers import (
+from fedres_client.answers import (
     BatchResult,
     Decisions,
     Filled,
@@ -24,9 +24,11 @@ from fedres.client.hosted.answers import (
     decoded,
     unreadable,
 )
-from fedres.client.hosted.availability import Availability
-from fedres.client.hosted.fallbacks import Fallback, ValidRequest, check, event_name, fall_back, fall_back_slots
-from fedres.client.hosted.types import (
+from fedres_client.availability import Availability
+from fedres_client.event_ids import LONGEST_ID, new_event_id
+from fedres_client.fallbacks import Fallback, ValidRequest, check, event_name, fall_back, fall_back_slots
+from fedres_client.inputs import Actions, Features, Id, action_list, features, identifier, identifiers, number, user_id
+from fedres_client.types import (
     FALLBACK_PREFIX,
     Decision,
     Event,
@@ -39,9 +41,7 @@ from fedres.client.hosted.types import (
     ServiceError,
     Slot,
 )
-from fedres.client.inputs import Actions, Features, Id, action_list, features, identifier, identifiers, number, user_id
-from fedres.client.wire import Answer, Failure, Request
-from fedres.event_ids import LONGEST_ID, new_event_id
+from fedres_client.wire import Answer, Failure, Request
 
 log = logging.getLogger("fedres.client")
 
@@ -117,7 +117,7 @@ class Calls:
             results = decisions.results
             if len(results) != len(many):
                 raise unreadable(f"{len(results)} results for {len(many)} requests")
-            return [self._result_of(valid, result) for valid, result in zip(many, results, strict=True)]
+            return [self._result_of(valid, result) for valid, result in zip(many, results)]
 
         return self._hot(
             "rank_many",
@@ -140,14 +140,14 @@ class Calls:
         def decided(page: Page) -> list[Decision]:
             if [slot.id for slot in page.slots] != names:
                 raise unreadable("other slots than those of the request")
-            filled = zip(places, page.slots, strict=True)
+            filled = zip(places, page.slots)
             return [self._filled(valid, place, slot, page.model_version) for place, slot in filled]
 
         def instead(error: ServiceError) -> list[Decision]:
             chosen = fall_back_slots(valid, places, self._fallback_or_raise(error))
-            return [self._fallen_back(action, error, slot.id) for slot, action in zip(places, chosen, strict=True)]
+            return [self._fallen_back(action, error, slot.id) for slot, action in zip(places, chosen)]
 
-        sent = [msgspec.structs.replace(place, id=name) for name, place in zip(names, places, strict=True)]
+        sent = [msgspec.structs.replace(place, id=name) for name, place in zip(names, places)]
         fields = {name: value for name, value in valid.body().items() if name not in ("exclude", "explain")}
         return self._hot(
             "slots",
@@ -439,7 +439,7 @@ def observed(observe: Callable[[Observed], None] | None, name: str, seconds: flo
 
 def seconds_of(name: str, value: Any, most: float = math.inf) -> float:
     """Return a number of seconds, checked: a caller's mistake must not look like a service that does not answer."""
-    if isinstance(value, str | bytes) or not hasattr(type(value), "__float__"):
+    if isinstance(value, (str, bytes)) or not hasattr(type(value), "__float__"):
         raise TypeError(f"{name} must be a number of seconds, got {value!r}")
     seconds = float(value)
     if not 0 < seconds <= most:

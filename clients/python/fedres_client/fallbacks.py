@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Union
 
 from msgspec.structs import replace
 
-from fedres.client.hosted.types import FALLBACK_PREFIX, RankRequest, Slot
-from fedres.client.inputs import Action, action_list, features, identifier, identifiers, user_id
-from fedres.event_ids import new_event_id
+from fedres_client.event_ids import new_event_id
+from fedres_client.inputs import Action, action_list, features, identifier, identifiers, user_id
+from fedres_client.types import FALLBACK_PREFIX, RankRequest, Slot
 
 log = logging.getLogger("fedres.client")
 
-Fallback = Literal["first"] | Callable[[RankRequest], Any]
+Fallback = Union[Literal["first"], Callable[[RankRequest], Any]]
 
 
 class ValidRequest(NamedTuple):

@@ -13,14 +13,14 @@ import operator
 import reprlib
 from collections.abc import Iterable, Mapping
 from decimal import Decimal
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional, Union
 from uuid import UUID
 
 import msgspec
 
 Features = Mapping[str, Any]
-Id = str | int | UUID
-Actions = Mapping[Any, Features | None] | Iterable[Id | Mapping[str, Any]]
+Id = Union[str, int, UUID]
+Actions = Union[Mapping[Any, Optional[Features]], Iterable[Union[Id, Mapping[str, Any]]]]
 
 FORMS = (
     'a list of mappings, [{"id": "tea", "features": {"hot": True}}, {"id": "juice"}], '
@@ -35,7 +35,7 @@ class Action(NamedTuple):
     """An action to send, and the caller's own id of it."""
 
     id: str
-    features: Features | None  # None: those of the catalogue
+    features: Optional[Features]  # None: those of the catalogue
     caller_id: Any
 
 
@@ -59,7 +59,7 @@ def identifier(name: str, value: object) -> str:
 
 def identifiers(name: str, values: object) -> list[str]:
     """Return a list of ids as text."""
-    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+    if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
         raise TypeError(f"{name} must be a list of ids, got {_shown(values)}")
     return [identifier(name, value) for value in values]
 
@@ -121,22 +121,22 @@ def _plain(name: str, value: Any) -> Any:
         return value
     if isinstance(value, Mapping):
         return {key: _plain(f"{name}.{key}", part) for key, part in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
+    if isinstance(value, (list, tuple, set, frozenset)):
         return [_plain(f"{name}[{k}]", part) for k, part in enumerate(value)]
     if isinstance(value, enum.Enum):
         return _plain(name, value.value)
-    if isinstance(value, str | UUID):
+    if isinstance(value, (str, UUID)):
         return identifier(name, value)
     if isinstance(value, numbers.Integral):
         return int(value)
-    if isinstance(value, numbers.Real | Decimal):
+    if isinstance(value, (numbers.Real, Decimal)):
         return number(name, value)
     if isinstance(value, _DATES):
         raise TypeError(
             f"{name} must be JSON, got {_shown(value)}: send what matters of a time, such as its hour and weekday, "
             "and a duration as a number"
         )
-    if isinstance(value, bytes | bytearray | memoryview):
+    if isinstance(value, (bytes, bytearray, memoryview)):
         raise TypeError(f"{name} must be JSON, got {_shown(value)}: decode bytes to text")
     if hasattr(value, "tolist"):  # of NumPy and similar libraries
         return _plain(name, value.tolist())
@@ -150,7 +150,7 @@ def action_list(actions: Any, *, least: int = 1) -> list[Action]:
     """Return actions in any of the three forms; refuse fewer than ``least``, and repeated ids."""
     if isinstance(actions, Mapping):
         listed = [_action(caller_id, body) for caller_id, body in actions.items()]
-    elif isinstance(actions, str | bytes) or not isinstance(actions, Iterable):
+    elif isinstance(actions, (str, bytes)) or not isinstance(actions, Iterable):
         raise TypeError(f"actions must be {FORMS}; got {_shown(actions)}")
     else:
         listed = [_listed(each) for each in actions]
@@ -171,7 +171,7 @@ def _listed(each: Any) -> Action:
             wrong = sorted(map(repr, each.keys() - _FIELDS))
             raise TypeError(f"actions must be {FORMS}; got {_shown(each)}, with {', '.join(wrong) or 'no id'}")
         return _action(each["id"], each.get("features"))
-    if isinstance(each, str | UUID) or hasattr(type(each), "__index__"):
+    if isinstance(each, (str, UUID)) or hasattr(type(each), "__index__"):
         return _action(each, None)
     raise TypeError(f"actions must be {FORMS}; got {_shown(each)} in the list")
 

@@ -8,20 +8,20 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from fedres.client.hosted.availability import TRY, Attempt
-from fedres.client.hosted.calls import Calls, ServiceCall
-from fedres.client.hosted.fallbacks import Fallback
-from fedres.client.hosted.rewards import Ask, Rewards
-from fedres.client.hosted.types import Observed, RewardStatus
-from fedres.client.inputs import Id
-from fedres.client.wire import Failure, Request
+from fedres_client.availability import TRY, Attempt
+from fedres_client.calls import Calls, ServiceCall
+from fedres_client.fallbacks import Fallback
+from fedres_client.inputs import Id
+from fedres_client.rewards import Ask, Rewards
+from fedres_client.types import Observed, RewardStatus
+from fedres_client.wire import Failure, Request
 
 if TYPE_CHECKING:
     import ssl
 
     import httpx
 
-    from fedres.client.hosted.spool import Spool
+    from fedres_client.spool import Spool
 
 LOCAL = "http://127.0.0.1:8000"  # if there is no address, here or in FEDRES_URL
 DEADLINE = 1.0  # seconds for a decision
@@ -48,7 +48,7 @@ class BaseClient:
         observe: Callable[[Observed], None] | None = None,
         verify: ssl.SSLContext | None = None,
     ) -> None:
-        from fedres.client.transport import address, headers  # imports httpx, which takes longest
+        from fedres_client.transport import address, headers  # imports httpx, which takes longest
 
         _check_options(queue_limit, observe, verify)
         url = address(url, LOCAL)
@@ -119,7 +119,7 @@ class BaseClient:
     @contextmanager
     def _ask_for_rewards(self) -> Iterator[Ask]:
         """Yield the function with which the rewards' thread sends: on a separate connection, so no decision waits."""
-        from fedres.client.transport import ask
+        from fedres_client.transport import ask
 
         with self._new_http() as http:
             yield lambda request: ask(http, request, whole=True)
@@ -156,6 +156,6 @@ def _tls(url: str, verify: ssl.SSLContext | None) -> ssl.SSLContext:
 
 
 def _spool_in(folder: str | os.PathLike[str]) -> Callable[[], Spool]:
-    from fedres.client.hosted.spool import Spool
+    from fedres_client.spool import Spool
 
     return lambda: Spool(folder)

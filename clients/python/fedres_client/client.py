@@ -7,19 +7,20 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from fedres.client.hosted.base import CONNECTIONS, BaseClient, either
-from fedres.client.hosted.calls import PAGE, ServiceCall, observed
-from fedres.client.hosted.retrying import no_answer, passes, retrying
-from fedres.client.hosted.rewards import CLOSE_SECONDS
-from fedres.client.hosted.types import Decision, Event, RankRequest, Recommendation, Slot
-from fedres.client.hosted.workers import Job, Workers
-from fedres.client.inputs import Actions, Features, Id
-from fedres.client.wire import Answer, Failure, Finished, Flow, Wait, advance
+from fedres_client.base import CONNECTIONS, BaseClient, either
+from fedres_client.calls import PAGE, ServiceCall, observed
+from fedres_client.inputs import Actions, Features, Id
+from fedres_client.retrying import no_answer, passes, retrying
+from fedres_client.rewards import CLOSE_SECONDS
+from fedres_client.types import Decision, Event, RankRequest, Recommendation, Slot
+from fedres_client.wire import Answer, Failure, Finished, Flow, Wait, advance
+from fedres_client.workers import Job, Workers
 
 if TYPE_CHECKING:
     import httpx
+    from typing_extensions import Self
 
 T = TypeVar("T")
 
@@ -284,7 +285,7 @@ class Client(BaseClient):
 
 
 def _drive(flow: Flow[Answer | Failure], http: httpx.Client) -> Answer | Failure:
-    from fedres.client.transport import ask
+    from fedres_client.transport import ask
 
     step = advance(flow, None)
     while not isinstance(step, Finished):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
+from typing import Optional
 from urllib.parse import unquote
 
 import msgspec
 
-from fedres.client.hosted.answers import decoded, unreadable
-from fedres.client.wire import Answer, Failure, Request, refusal
-from fedres.event_ids import new_event_id
+from fedres_client.answers import decoded, unreadable
+from fedres_client.event_ids import new_event_id
+from fedres_client.wire import Answer, Failure, Request, refusal
 
 MOST_REWARDS = 500  # in a batch: the service's default limit
 MOST_BYTES = 500_000  # of a batch; the service takes 1 MB
@@ -85,7 +86,7 @@ class _Error(msgspec.Struct):
 
 
 class _Result(msgspec.Struct):
-    error: _Error | None = None
+    error: Optional[_Error] = None
 
 
 class _Results(msgspec.Struct):
