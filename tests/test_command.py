@@ -1,14 +1,17 @@
 """The command beside other packages, its version, and code that is cached somewhere else, or nowhere."""
 
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 from waiting import LIMIT
 
 import fedres
+from fedres.__main__ import PACKAGES
 
 
 def run(*words, cwd=None, **env):
@@ -21,12 +24,60 @@ def test_the_command_runs_as_a_module_and_knows_its_version():
     assert (done.returncode, fedres.__version__ in done.stdout) == (0, True)
 
 
-def test_another_package_named_service_is_named_in_one_line(tmp_path):
-    (tmp_path / "service").mkdir()
-    (tmp_path / "service" / "__init__.py").touch()
+@pytest.mark.parametrize("package", PACKAGES)
+def test_another_package_with_a_name_of_ours_is_named_in_one_line(tmp_path, package):
+    (tmp_path / package).mkdir()
+    (tmp_path / package / "__init__.py").touch()
     done = run(sys.executable, "-m", "fedres", "--version", cwd=tmp_path)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert f"another package has the name service, and hides that of fedres: {tmp_path}" in done.stderr
+    assert f"another package has the name {package}, and hides that of fedres: {tmp_path}" in done.stderr
+
+
+@pytest.fixture
+def installed(tmp_path):
+    """Return a folder with our packages as a wheel installs them, and a function that installs files of others."""
+    root = Path(fedres.__file__).parents[1]
+    for package in ("fedres", *PACKAGES):
+        shutil.copytree(root / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+
+    def install(name, files):
+        for path, text in files.items():
+            (tmp_path / path).write_text(text)
+        information = tmp_path / f"{name}-0.1.0.dist-info"
+        information.mkdir()
+        (information / "METADATA").write_text(f"Metadata-Version: 2.4\nName: {name}\nVersion: 0.1.0\n")
+        rows = [f"{path},,{(tmp_path / path).stat().st_size}" for path in files]
+        (information / "RECORD").write_text("\n".join(rows))
+
+    files = [path for package in PACKAGES for path in (tmp_path / package).rglob("*.py")]
+    install("fedres", {str(path.relative_to(tmp_path)): path.read_text() for path in files})
+    return install
+
+
+def version_there(folder):
+    return run(sys.executable, "-m", "fedres", "--version", cwd=folder)
+
+
+def test_a_distribution_that_has_replaced_a_file_of_ours_is_named_in_one_line(tmp_path, installed):
+    assert version_there(tmp_path).returncode == 0
+    installed("myshop", {"service/__main__.py": "print('the shop')\n"})
+    done = version_there(tmp_path)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert "the distribution myshop has replaced service/__main__.py of fedres" in done.stderr
+
+
+def test_a_file_of_ours_that_another_distribution_has_taken_along_is_named_in_one_line(tmp_path, installed):
+    (tmp_path / "service" / "__main__.py").unlink()
+    done = version_there(tmp_path)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert "the file service/__main__.py of fedres is missing" in done.stderr
+
+
+def test_a_file_of_ours_that_somebody_has_edited_is_nobodys_fault(tmp_path, installed):
+    installed("myshop", {"shop.py": ""})
+    with (tmp_path / "bandits" / "__init__.py").open("a") as file:
+        file.write("# edited\n")
+    assert version_there(tmp_path).returncode == 0
 
 
 KERNEL = """
