@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -81,8 +82,32 @@ def test_files_that_the_compose_file_and_the_dockerfile_name_are_there():
     for path in (path for path in mounted if path.startswith("./") and path != "./read.key"):
         assert (DEPLOY / path).exists(), path
     assert (DEPLOY / services["fedres"]["build"]["context"] / services["fedres"]["build"]["dockerfile"]).exists()
-    for path in re.findall(r"/src/([\w.]+)", (DEPLOY / "Dockerfile").read_text(encoding="utf-8")):
+    for path in re.findall(r"/src/([\w./]+)", (DEPLOY / "Dockerfile").read_text(encoding="utf-8")):
         assert (ROOT / path).exists(), path
+
+
+def test_the_image_has_a_numeric_user_and_the_version_of_the_project():
+    text = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert re.findall(r"^USER (.*)", text, re.MULTILINE) == ["10001:10001"]
+    assert "--uid 10001 " in text
+    assert f'image.version="{project["version"]}"' in text
+
+
+def test_the_image_installs_dependencies_before_it_copies_the_sources():
+    """A change of a source file must not install the dependencies again."""
+    text = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
+    copied, _, rest = text.partition("COPY . /src")
+    assert "--requirement /requirements.txt" in copied
+    assert "--no-deps" in rest
+
+
+def test_the_dependencies_of_the_image_are_those_of_the_extras():
+    command = [sys.executable, ROOT / "tools" / "requirements.py", "serve", "postgres"]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    names = {re.match(r"[\w-]+", line)[0] for line in lines}
+    assert {"httpx", "msgspec", "numba", "fastapi", "psycopg"} <= names
+    assert not [name for name in names if name.startswith("fedres") or name in ("pytest", "vowpalwabbit")]
 
 
 def test_the_commands_of_the_containers_are_those_of_the_command_line():

@@ -17,9 +17,10 @@ import signal
 import subprocess
 import sys
 import tempfile
-import tomllib
 from contextlib import contextmanager
 from pathlib import Path
+
+from requirements import requirements
 
 ROOT = Path(__file__).parents[1]
 SECONDS = 1800  # for an answer: an emulated service compiles its kernels first
@@ -93,10 +94,7 @@ def unpack_debian_python(root: Path) -> None:
 
 
 def install_wheels(folder: Path, version: str) -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = project["optional-dependencies"]
-    extra_needs = (name for extra in ("learn", "vw", "serve", "bench") for name in extras[extra])
-    needed = [name for name in (*project["dependencies"], *extra_needs) if not name.startswith("fedres")]
+    needed = requirements("vw", "serve", "bench")
     platforms = [f"--platform={name}_x86_64" for name in ("manylinux_2_28", "manylinux_2_17", "manylinux2014")]
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--only-binary=:all:", f"--python-version={version}"]
     rest = ["--target", str(folder), "--constraint", str(ROOT / "constraints.txt"), "pytest", "hypothesis", *needed]
