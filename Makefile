@@ -1,6 +1,7 @@
 # make serve   starts the service, with simulated readers to watch
 # make test    everything CI runs
 # make test-long  the studies that make test leaves out
+# make test-lowest  the quick tests with the oldest versions that pyproject.toml allows; make test-newest, newest
 # make faults  kills and pauses processes of the service under load, and looks for what is missing
 # make hardening  simulation, power cuts, generated and broken requests, for hours; stop it and it goes on later
 # make dist    sdists and wheels of the client and of fedres, in dist/; make dist-test installs them with each extra
@@ -16,7 +17,7 @@ export OPENBLAS_NUM_THREADS ?= 1
 install = $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable clients/python --editable '.[$(1)]'
 unexport PYTHONDONTWRITEBYTECODE  # hundreds of processes are started: without bytecode each compiles what it imports
 
-.PHONY: serve test test-long check phases lint gates kernels kernels-service lint-and-kernels faults hardening reference docs dist dist-test clean
+.PHONY: serve test test-long test-lowest test-newest check phases lint gates kernels kernels-service lint-and-kernels faults hardening reference docs dist dist-test clean
 
 # Phases note their seconds in this file, and `make test` prints it at its end, also if one of them fails.
 SECONDS := .seconds
@@ -35,6 +36,9 @@ phases:
 
 test-long: kernels
 	$(BIN)/pytest -n 2 --dist worksteal -m long
+
+test-lowest test-newest: test-%:
+	$(PYTHON) tools/test_versions.py $* $(TESTS)
 
 lint: .venv/installed
 	$(TIMED) lint $(MAKE) --no-print-directory gates
@@ -86,14 +90,13 @@ reference: .venv/installed
 docs: .venv/docs-installed  # the site, in docs/_build/html
 	$(BIN)/sphinx-build -E -W --keep-going -q -b html docs docs/_build/html
 
-dist: .venv/installed  # an sdist and, from it, a wheel, in dist/
+dist: .venv/installed  # sdists and, from them, wheels of the last commit, in dist/
 	rm -rf dist
-	$(BIN)/python -m build --outdir dist clients/python
-	$(BIN)/python -m build --outdir dist .
+	$(BIN)/python tools/build_dist.py dist
 
 dist-test: dist  # installs the wheels with each extra; takes minutes, and downloads. EXTRAS='client serve' for some
 	$(BIN)/python tools/install_wheel.py dist $(EXTRAS)
 
 clean:
-	rm -rf .venv build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-lowest .venv-newest build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +

@@ -7,17 +7,39 @@ python tools/install_wheel.py dist serve vw  # some; "base" is none, and "client
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import urllib.request
 import venv
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-CLIENT = """
-from {} import Client
+MOST_BYTES = 300_000  # of the client's wheel
+OF_CLIENT = {"anyio", "certifi", "fedres-client", "h11", "httpcore", "httpx", "idna", "msgspec"}
+OF_OLDER_PYTHON = {"exceptiongroup", "typing_extensions"}
+OLDEST = "python3.9"  # which the client runs on; it is tried where it is installed
+
+BASE = """
+from fedres.client import Client
 assert Client("http://127.0.0.1:1", deadline=0.1).rank(actions=["tea", "juice"]).fallback
+"""
+# A shop with packages of our names, which uses the client alone.
+SHOP = """
+import sys
+import bandits, service
+from fedres_client import Client
+with Client(sys.argv[1], deadline=60, fallback=None) as client:
+    decision = client.rank(actions=["tea", "juice"])
+    decision.reward(1.0)
+    assert client.flush(60)
+assert service.name == bandits.name == "of the shop"
+assert not {"fedres", "numpy", "numba", "libsvm_tasks"} & set(sys.modules)
 """
 DEVICE = """
 from fedres.client import DeviceClient
@@ -32,8 +54,8 @@ if __name__ == "__main__":
         assert run(abs, [-1, 2], jobs=2) == [1, 2]
 """
 SMOKE = {
-    "client": CLIENT.format("fedres_client"),
-    "base": CLIENT.format("fedres.client"),
+    "client": None,  # in a shop, below
+    "base": BASE,
     "learn": DEVICE,
     "vw": "from fedres import VWLearner\nwith VWLearner() as vw:\n    vw.learn([1.0], label=1.0)",
     "serve": None,  # the service itself, below
@@ -46,36 +68,71 @@ SMOKE = {
 
 
 def check(dist: Path, extra: str, folder: Path) -> None:
-    venv.create(folder, with_pip=True)
-    python = folder / "bin" / "python"
-    [client] = map(str, dist.glob("fedres_client-*.whl"))
-    [wheel] = map(str, dist.glob("fedres-*.whl"))
-    extras = "" if extra == "base" else f"[{extra}]"
-    requirements = [client] if extra == "client" else [client, wheel + extras]
-    options = ["--quiet", "--disable-pip-version-check", "--constraint", str(ROOT / "constraints.txt")]
-    subprocess.run([python, "-m", "pip", "install", *options, *requirements], check=True, cwd=folder)
+    """Install the wheels with an extra into an environment in a folder, and try it."""
+    [client] = dist.glob("fedres_client-*.whl")
+    [wheel] = dist.glob("fedres-*.whl")
+    if extra == "client":
+        check_client(client, folder)
+        return
+    venv.create(folder / "venv", with_pip=True)
+    python = folder / "venv" / "bin" / "python"
+    install(python, str(client), str(wheel) if extra == "base" else f"{wheel}[{extra}]")
     code = SMOKE[extra]
     if code is None:
-        serve(folder)
+        command = [str(python.with_name("fedres")), "serve", "--port", "0"]
+        with served(command, folder) as url:
+            for path, body in (
+                ("/v1/rank", b'{"event_id": "e", "actions": [{"id": "tea"}, {"id": "juice"}]}'),
+                ("/v1/events/e/reward", b'{"value": 1}'),
+            ):
+                request = urllib.request.Request(url + path, body, {"Content-Type": "application/json"})
+                with urllib.request.urlopen(request, timeout=60) as reply:
+                    assert reply.status in (200, 204)
     else:
         (folder / "smoke.py").write_text(code)
         subprocess.run([python, "smoke.py"], check=True, cwd=folder, timeout=600)
 
 
-def serve(folder: Path) -> None:
-    """Start the service, decide, reward, and stop it."""
-    command = [folder / "bin" / "fedres", "serve", "--port", "0"]
+def install(python: Path, *requirements: str) -> None:
+    options = ["--quiet", "--disable-pip-version-check"]
+    if python.parents[1].name != OLDEST:  # some of the tested versions need a newer Python
+        options += ["--constraint", str(ROOT / "constraints.txt")]
+    subprocess.run([python, "-m", "pip", "install", *options, *requirements], check=True, cwd=python.parents[2])
+
+
+def check_client(wheel: Path, folder: Path) -> None:
+    """Check what the client's wheel has and brings, and decide with it, on this Python and on the oldest."""
+    assert wheel.stat().st_size < MOST_BYTES, wheel.stat().st_size
+    tops = {name.partition("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
+    assert tops == {"fedres_client", wheel.name.removesuffix("-py3-none-any.whl") + ".dist-info"}, tops
+    for package in ("service", "bandits"):
+        (folder / package).mkdir()
+        (folder / package / "__init__.py").write_text("name = 'of the shop'\n")
+    (folder / "shop.py").write_text(SHOP)
+    command = [str(Path(sys.executable).with_name("fedres")), "serve", "--port", "0"]
+    (folder / "store").mkdir()
+    with served(command, folder / "store") as url:
+        for name in (sys.executable, OLDEST):
+            environment = folder / Path(name).name
+            make = [shutil.which(name) or "false", "-m", "venv", str(environment)]
+            if subprocess.run(make, check=False, stderr=subprocess.DEVNULL).returncode:
+                print(f"client: {name} is not installed, and was not tried")
+                continue
+            python = environment / "bin" / "python"
+            install(python, str(wheel))
+            listed = subprocess.run([python, "-m", "pip", "freeze"], check=True, capture_output=True, text=True).stdout
+            brought = set(re.findall(r"^[\w-]+", listed, re.MULTILINE))
+            assert brought - OF_OLDER_PYTHON == OF_CLIENT, brought
+            subprocess.run([python, "shop.py", url], check=True, cwd=folder, timeout=300)
+
+
+@contextmanager
+def served(command: list[str], folder: Path) -> Iterator[str]:
+    """Start a service in a folder, lend its address when it is ready, and stop it."""
     with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
-            url = next(match[1] for line in process.stdout if (match := re.search(r"dashboard +(http://\S+)/", line)))
-            for path, body in (
-                ("/v1/rank", b'{"event_id": "e", "actions": [{"id": "tea"}, {"id": "juice"}]}'),
-                ("/v1/events/e/reward", b'{"value": 1}'),
-            ):
-                sent = urllib.request.Request(url + path, body, {"Content-Type": "application/json"})
-                with urllib.request.urlopen(sent, timeout=60) as reply:
-                    assert reply.status in (200, 204)
+            yield next(match[1] for line in process.stdout if (match := re.search(r"dashboard +(http://\S+)/", line)))
         finally:
             process.terminate()
             process.stdout.read()
@@ -85,9 +142,10 @@ def serve(folder: Path) -> None:
 def main() -> None:
     dist, *chosen = sys.argv[1:]
     for extra in chosen or SMOKE:
+        began = time.monotonic()
         with tempfile.TemporaryDirectory() as folder:
             check(Path(dist).resolve(), extra, Path(folder))
-        print(f"{extra}: installed, and its smoke test passed", flush=True)
+        print(f"{extra}: installed, and its smoke test passed, in {time.monotonic() - began:.0f} s", flush=True)
 
 
 if __name__ == "__main__":
