@@ -100,7 +100,7 @@ WALL_CLOCKS = {
     "service/plugins/personalizer/jobs.py": "times of jobs; one that takes too long is given up",
     "service/plugins/personalizer/configuration.py": "a date that is shown",
     "service/plugins/recommend/recommender.py": "items expire by the time of day",
-    "fedres/event_ids.py": "ids that begin with the time; the rest is random",
+    "clients/python/fedres_client/event_ids.py": "ids that begin with the time; the rest is random",
     "fedres/client/device.py": "numbers of uploads begin with the time of day, and never go back",
 }
 

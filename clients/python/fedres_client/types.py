@@ -206,7 +206,7 @@ class Event(FieldsByName, frozen=True):
     time: str  # ISO 8601, UTC
     user: Optional[str]
     context: Optional[dict[str, Any]]
-    actions: list[dict[str, Any]]  # those that were not excluded: id and features
+    actions: list[dict[str, Any]]  # without the excluded ones: id and features
     action: str
     probability: Optional[float]  # None for feedback, whose action was chosen elsewhere
     probabilities: Optional[list[float]]  # of ``actions``; None for a recommended item, which is the only one of them
