@@ -14,6 +14,7 @@ from textwrap import dedent, wrap
 import typer
 from reference_tables import ERRORS, FEATURE_LIMITS, LIMITS, QUOTAS
 
+import fedres_client
 from fedres.scoring.flattening import FeatureLimits
 from fedres_client.event_ids import LONGEST_ID
 from research.reproduce.registry import read_claims, table
@@ -251,9 +252,10 @@ the extra `learn`, and `libsvm_tasks` the extra `bench` ([install](../start/inst
 def _module(name):
     """Return what a module exports: functions, then classes with their methods."""
     module = import_module(name)
-    package = name.partition(".")[0]
-    public = [(word, getattr(module, word)) for word in module.__all__]
-    public = [(word, thing) for word, thing in public if thing.__module__.partition(".")[0] == package]
+    names = set(module.__all__)
+    if name == "fedres.client":
+        names -= set(fedres_client.__all__)
+    public = [(word, getattr(module, word)) for word in sorted(names)]
     functions = [_callable(f"{name}.{word}", word, thing) for word, thing in public if isfunction(thing)]
     classes = [_class(f"{name}.{word}", word, thing) for word, thing in public if isclass(thing)]
     return "\n\n".join([f"## {name}", *functions, *classes])
