@@ -70,7 +70,8 @@ class Bandit:
         self._settings = {"reward_range": (low, high), "max_waiting": max_waiting, "seed": seed, "rounds": rounds}
         self._seed, self._max_waiting, self._rounds = seed, max_waiting, rounds
         self._model: BanditModel | None = None
-        self._first: tuple[Any, Any] | None = None  # what the model was started with
+        # The arguments that the model was started with.
+        self._first: tuple[Any, Any] | None = None
         self._layout: Layout | None = None
         self._clients: dict[Hashable, BanditClient] = {}
         self._free: list[int] = []  # slots that were left
@@ -79,7 +80,8 @@ class Bandit:
         self._round = 0
         self._waiting: dict[int, Waiting] = {}
         self._arrived: dict[int, Sample] = {}  # by slot, what this round learns from
-        self._later: dict[int, deque[Sample]] = {}  # what rounds to come do
+        # Samples that later rounds learn, by round.
+        self._later: dict[int, deque[Sample]] = {}
         self._last_id = -1
 
     def save(self, path: str | Path) -> None:

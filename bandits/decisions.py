@@ -26,14 +26,15 @@ class BanditClient:
     """Somebody who decides."""
 
     slot: int  # of the model; used again by somebody else after the client left
-    member: int  # which of all that ever joined
+    # The number of the user among all that ever joined.
+    member: int
     decisions: int = 0
     round: int = -1  # of the last decision
     left: bool = False
 
 
-# A decision whose reward has not come yet: by whom, the action, the features it was chosen by, shared and private, and
-# whether to learn from it.
+# A decision whose reward has not come yet: the client, the action, the shared and the private features, and True if the
+# reward is learned.
 Waiting = tuple[BanditClient, int, Actions | NamedActions, Actions | NamedActions, bool]
 
 

@@ -21,7 +21,8 @@ from fedres.policies.kernels import AMOUNT, CODE, EXPLORE_EVERY, check_seed, dra
 
 _ONE = np.float32(1)
 
-Group = tuple[Any, ...]  # what belongs together, unpacked on the first lines of a kernel
+# Arrays that belong together; a kernel unpacks them on its first lines.
+Group = tuple[Any, ...]
 
 
 class Outcome(NamedTuple):
@@ -127,7 +128,8 @@ class _AdaGrad(ReplayPlayer):
         self.slow = self.personal.copy()
         self.seen = np.empty((stream.n_clients, *chunk.private.shape[2:]), dtype=np.float32)
         self.kept = np.zeros((stream.n_clients, SEEN + stream.private.stride))
-        self.ring = np.zeros((delay + 1, stream.n_clients, stream.shared.width + 4))  # what is under way, by round
+        # Uploads in transit, by round.
+        self.ring = np.zeros((delay + 1, stream.n_clients, stream.shared.width + 4))
         n, allowed = stream.n_actions, np.ones(stream.n_actions, dtype=np.bool_)
         self.room = allowed, np.empty(n), np.empty(n), np.empty(2 * n), np.empty(stream.n_clients)
 

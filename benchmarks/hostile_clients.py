@@ -130,8 +130,8 @@ def _task(dataset: str, clients: int, rounds: int, seed: int) -> tuple[Task, flo
 _load = lru_cache(load)
 
 
-# What a hostile client sends in place of its example of round t. A local prediction of ±1e9 makes its error as large as
-# the range of the labels in every upload; one that knows the shared model needs no such numbers.
+# Uploads of hostile clients in place of their examples of round t. A local prediction of ±1e9 makes its error as large
+# as the range of the labels in every upload; one that knows the shared model needs no such numbers.
 
 
 def flip(fleet: Fleet, i: int, t: int, *, scale: float = 1.0, local: float = 0.0, n: int = 1) -> list[Upload]:

@@ -70,7 +70,8 @@ class Scheme:
 
     scheme: str
     policy: Policy
-    model: str | None = None  # what suits the policy, unless given
+    # None: the model that suits the policy.
+    model: str | None = None
     global_learner: str = "fedres-adagrad"
     local_learner: str = "linear"
     delay: int = 0

@@ -165,7 +165,8 @@ def measure(contestant: Contestant, stream: Stream, seconds: float = 1.0, repeat
         with threadpool_limits(limits=1):
             reward = float(np.mean(play(FIRST)))
             return row | {"rounds_per_second": _speed(play, seconds, repeats), "reward": reward, "note": ""}
-    except Exception as error:  # whatever a library raises, the others are still measured
+    except Exception as error:
+        # An error in one library must not stop the measurement of the others.
         return row | {"rounds_per_second": None, "reward": None, "note": f"failed: {type(error).__name__}: {error}"}
 
 

@@ -37,7 +37,8 @@ class ModelSettings(NamedTuple):
     """How a model uses settings."""
 
     policy: str  # the default
-    has_widths: bool = False  # whether it knows how unsure scores are, as some policies need
+    # True: scores have standard deviations, which some policies need.
+    has_widths: bool = False
     takes: tuple[str, ...] = ()  # settings that only some models use
 
 

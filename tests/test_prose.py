@@ -148,9 +148,18 @@ def test_comments_and_docstrings_use_none_of_them():
     assert found == []
 
 
-def test_few_comments_point_at_a_thing_instead_of_naming_it():
-    """A comment that begins with "what" or "whether" has no subject: name the thing. Never raise the limit."""
-    texts = [
-        text for folder in CODE for file in (ROOT / folder).rglob("*.py") for text in comments_and_docstrings(file)
+# Any change of a file with kernels makes every user compile them again.
+WITH_KERNELS = {ROOT / "fedres" / "decisions" / "kalman_state.py"}
+
+
+def test_no_comment_points_at_a_thing_instead_of_naming_it():
+    """A comment that begins with "what" or "whether" has no subject: name the thing."""
+    files = {file for folder in CODE for file in (ROOT / folder).rglob("*.py")} - WITH_KERNELS
+    assert len(files) > 300
+    pointing = [
+        f"{file.relative_to(ROOT)}: {text}"
+        for file in sorted(files)
+        for text in comments_and_docstrings(file)
+        if POINTING.match(text)
     ]
-    assert len([text for text in texts if POINTING.match(text)]) <= 60
+    assert pointing == []

@@ -58,7 +58,8 @@ class Lift:
     treatment: float
     absolute: Interval | None  # treatment − control; None where there is not enough data
     relative: Interval | None  # (treatment − control) / control; None too where control may be 0 or less
-    missing: str | None  # what there is not enough of
+    # The data that a result still needs.
+    missing: str | None
     n_users: int
     variance_left: float  # share of the variance that earlier rewards do not explain; 1 without any
 

@@ -90,7 +90,8 @@ class KalmanModel(Predicting):
         for path, array in arrays.items():
             slot, _, name = path.partition("/")
             parts.setdefault(slot, {})[name] = array
-        self.shared.load_arrays(parts.pop("shared", {}))  # which has none before the first event
+        # The shared part has no arrays before the first event.
+        self.shared.load_arrays(parts.pop("shared", {}))
         for slot, part in parts.items():
             self.join(int(slot))
             if "own" in part:

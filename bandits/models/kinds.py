@@ -38,8 +38,10 @@ class Kind(ABC):
 
     name: ClassVar[str]
     suits: ClassVar[str]  # the policy it is used with unless another is given
-    knows_widths: ClassVar[bool] = True  # whether it knows how uncertain it is
-    takes_names: ClassVar[bool] = False  # whether features may have names, and every decision other actions
+    # True: scores have standard deviations.
+    knows_widths: ClassVar[bool] = True
+    # True: features may have names, and each decision its own actions.
+    takes_names: ClassVar[bool] = False
 
     scheme: str = "fedres"
 
@@ -86,7 +88,8 @@ class LinearUCB(Kind):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        LinUCB(ridge=self.ridge, half_life=self.half_life)  # which checks them
+        # The learner checks its options.
+        LinUCB(ridge=self.ridge, half_life=self.half_life)
         checks.whole("delay", self.delay, least=0)
 
     def start(self, shared: Actions, private: Actions) -> BanditModel:

@@ -21,7 +21,8 @@ SCHEMES = ("independent", "central", "fedres")
 # private (x^l), and the reward in [0, 1]. Features are ``Actions``, or ``NamedActions`` for models that take names.
 # It is a plain tuple because one is made in each round, in an eighth of the time of a named one.
 Sample = tuple[int, int, Any, Any, float]
-Draw = tuple[int, int, int]  # which decision, the seed, and which client
+# The number of the decision, the seed, and the number of the client.
+Draw = tuple[int, int, int]
 Choice = tuple[int, float, Array, Array | None]  # the action, its probability, all means, and widths where known
 Prediction = tuple[Array, Array | None]  # expected rewards, and standard deviations where the model knows any
 

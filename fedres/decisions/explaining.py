@@ -146,7 +146,8 @@ def _of_block(
         if one.place >= 0:
             part = one.value * shared.means[block, one.place] if block >= 0 else 0.0
             own_part = one.value * personal[one.place]
-            if one.place == 0:  # what holds in any context goes with the constant
+            # The constant has what is true in any context.
+            if one.place == 0:
                 own_part += _personal_bias(shared, own, key, place)
             yield Contribution(one.name, name, float(x * part), float(x * own_part))
         else:

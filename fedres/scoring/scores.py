@@ -33,7 +33,8 @@ class AdaGradScratch(NamedTuple):
 class PairRow(NamedTuple):
     keys: Array
     factor: Real  # the context feature's value, or 1
-    values: Array  # those of the context and of the actions, each to be multiplied by the factor
+    # Values of the context and of the actions; each must be multiplied by the factor.
+    values: Array
 
 
 @kernel

@@ -280,7 +280,8 @@ class NamedPlayer(NamedTuple):
 
     make: Callable[[DecisionStream], Player]
     plays: Callable[[DecisionStream], bool] = lambda stream: True
-    package: str = "numpy"  # that has to be installed
+    # The package that must be installed.
+    package: str = "numpy"
 
     @property
     def installed(self) -> bool:

@@ -28,7 +28,8 @@ MOST_KNOWN = 4_000_000  # rewards of finished events, whose repeats are recogniz
 EVENT_BYTES, REWARD_BYTES = 600, 200  # of memory that a waiting event and a reward take beside features and ids
 EXAMPLE_BYTES = 400  # the same of an event that is learned from after a time
 LONGEST_EARLY = 3_600_000_000  # microseconds that a reward waits for its event, at most
-LONGEST_DEFERRED = 7 * 24 * 3_600_000_000  # that a deferred event waits to be activated; it is not learned from then
+# A deferred event waits this long, in microseconds, for its activation; then it is not learned.
+LONGEST_DEFERRED = 7 * 24 * 3_600_000_000
 
 HASH_BYTES = 8  # of the id of a finished event's reward
 

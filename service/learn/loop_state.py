@@ -98,7 +98,8 @@ class LoopState:
         self.pruned_to = metadata.pruned.cut  # decisions up to there are being deleted: some may still be read
         self.clients_changed = True
         self.published: LastPublished | None = None
-        self.publish_seconds = 0.0  # that the last publication took
+        # Seconds of the last publication.
+        self.publish_seconds = 0.0
         self.weight_history: WeightHistory | None = None  # from the first request of a device on
         self.unpublished_actions: set[str] | None = None  # of the catalogue; None: all
         self.unsaved_actions: set[str] = set()  # changed since the snapshot
@@ -425,7 +426,8 @@ class LoopState:
             events = self._ignored.pop(user, set()) | self.join.events_of(user)
             self.join.forget(events)
             self.delayed.forget(events)
-            self.personal.remove(self.metadata.id, [user])  # whatever the snapshot has of the erasure
+            # A snapshot may have a part of the erasure.
+            self.personal.remove(self.metadata.id, [user])
             self.metadata.erasing = {name: token for name, token in self.metadata.erasing.items() if name != user}
             self.forgotten.append(user)  # the snapshot may still name this user
         self.metadata.base = max(self.metadata.base, body.base)

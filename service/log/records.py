@@ -125,8 +125,10 @@ class DecisionExample(msgspec.Struct, frozen=True, gc=False):
     settings: int  # position of the settings it was made under
     baseline_weight: float  # 1/p where the action taken was the first one allowed, else 0
     deferred: bool
-    agreed: bool | None  # whether an apprentice's policy drew the action taken; None where the loop was no apprentice
-    control: bool = False  # whether the control group's baseline decided
+    # True: the apprentice's policy drew the action taken; None: the loop was no apprentice.
+    agreed: bool | None
+    # True: the baseline of the control group decided.
+    control: bool = False
     learn_after: int | None = None  # microseconds after which it is learned, if callers do not report failures
     feedback: float | None = None  # its reward, where it is feedback
 
@@ -246,14 +248,16 @@ class RankBody(msgspec.Struct, gc=False):
 
     context: msgspec.Raw
     actions: list[Any]  # InlineAction or CatalogueReference
-    action: int  # which of them was taken
+    # The place of the action taken.
+    action: int
     probabilities: list[float]  # of all actions; the one taken was drawn from these
     scores: list[float]
     version: int  # of the model
     settings: int  # position of the settings
     exclude: list[str] = []
     deferred: bool = False
-    policy_action: int | None = None  # what the policy drew, where an apprentice took the first action
+    # The action that the policy drew, if an apprentice took the first one.
+    policy_action: int | None = None
     arm: str | None = None  # control, treatment or held, where the loop has a control group
 
 
@@ -275,7 +279,8 @@ class Place(msgspec.Struct, omit_defaults=True, gc=False):
     """Which place of a page a decision is for; the first one has what all were drawn from."""
 
     place: int  # from 1
-    candidates: int  # that were left to draw from, of which the record has one
+    # Number of actions left to draw from; the record has one of them.
+    candidates: int
     asked: Asked | None = None
 
 

@@ -32,7 +32,8 @@ from service.log.opening import Store, open_log
 from service.log.protocol import Log, StoreUnavailable, unavailable
 from service.log.records import DamagedRecord
 
-SECONDS = 120.0  # that a call may wait for its turn, and that it may take then
+# A call may wait this long for its turn, and take this long.
+SECONDS = 120.0
 JOB_SECONDS = 3_600.0  # the same for an evaluation
 IDLE_SECONDS = 300.0  # after which the process ends
 MOST_MEMORY = 1 << 30  # bytes of a process, which ends after a call if it has more
@@ -246,7 +247,8 @@ def main(parent: int) -> None:
     gc.set_threshold(GARBAGE_OBJECTS)
     questions = FileIO(0)
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what functions print must not be among the replies
+    # Text that functions print must not mix with the replies.
+    os.dup2(2, 1)
     Thread(target=_end_with, args=(parent,), daemon=True).start()
     store = pickle.loads(receive_frame(questions.read))
     worker = Worker(cache(lambda: open_log(store)), REST)  # opened by the first request, which gets any error

@@ -152,8 +152,10 @@ class ScoredRequest(NamedTuple):
 
     rows: Sequence[Hashed]  # the context, then each action
     settings: Settings
-    is_personal: bool  # whether the loop has personal models for its user
-    personal: Any  # that user's model, None if there is none yet
+    # True: the loop has personal models for its user.
+    is_personal: bool
+    # The user's model, None before it exists.
+    personal: Any
 
 
 class ItemRows(Protocol):

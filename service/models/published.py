@@ -242,7 +242,7 @@ class Loop:
         self.spare_seen: Array = self.seen
         self.clients_version = -1
         self.lent: Counter[int] = Counter()  # copies on other threads, by the id of their weights
-        # What follows from a view, once for all decisions under it:
+        # Values that follow from a view, computed once for all decisions under it:
         self.id = view.id
         self.policy: tuple[Array, int] = (NO_RULE, 0)  # how it explores: a rule, and the number of rewards learned
         self.learn_after: int | None = None  # microseconds after which an event without a reward is learned

@@ -437,7 +437,8 @@ class PublishedKalman(NamedTuple):
     """The rankers' side of the shared model."""
 
     shared: Shared
-    settled: bool  # whether the start is over; before, all actions are alike
+    # False at the start, when all actions are alike.
+    settled: bool
     learned: int
     low: float
     span: float

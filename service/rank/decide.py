@@ -185,7 +185,8 @@ def choose(
     )
     try:
         actions, numbers = model.choose(columns, memory, policy, crosses)
-    except AttributeError as error:  # what numba makes of a tuple that it finds no memory to look at
+    except AttributeError as error:
+        # Numba raises this for a tuple if memory is short.
         raise MemoryError from error
     probabilities, scores = numbers.tolist()
     choices, first = [], 0
@@ -208,7 +209,8 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
     action: int
     probabilities: list[float]
     scores: list[float]
-    policy_action: int | None  # what the policy drew, where an apprentice took the first action
+    # The action that the policy drew, if an apprentice took the first one.
+    policy_action: int | None
     version: int
     settings: int
     arm: str | None = None  # control, treatment or held, where the loop has a control group

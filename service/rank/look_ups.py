@@ -10,10 +10,13 @@ from service.errors import ApiError
 from service.log.protocol import Log
 from service.rank.threads import FairThreads
 
-CONNECTIONS = 4  # that are opened when they are needed
-OF_A_LOOP = 2  # that the look-ups of one loop use at once
+# Connections are opened when they are needed.
+CONNECTIONS = 4
+# Look-ups of one loop use so many at once.
+OF_A_LOOP = 2
 MOST_WAITING = 100  # look-ups of a loop that wait for a connection
-LOOK_UP_SECONDS = 10.0  # that a look-up may take, with its wait
+# A look-up may take this long, its wait included.
+LOOK_UP_SECONDS = 10.0
 
 T = TypeVar("T")
 

@@ -53,9 +53,11 @@ MOST_WORK = 5_000  # of a step of the event loop, as ``work_of`` estimates it; w
 DECIDING_THREADS = 2  # for decisions that are more work, of which a loop has one
 MOST_DECIDING = 200  # decisions of a loop that wait for it: two batches
 POLL_SECONDS = 0.004
-PUBLISH_SECONDS = 15.0  # that a change may take to be published
+# A change may take this long to be published.
+PUBLISH_SECONDS = 15.0
 ERASE_SECONDS = 120.0  # the same for an erasure
-COMPILE_SECONDS = 120.0  # that a request waits for code that is compiled in the background
+# A request waits this long for code that compiles in the background.
+COMPILE_SECONDS = 120.0
 
 T = TypeVar("T")
 

@@ -31,7 +31,8 @@ from service.rank.ranker import RankerContext
 from service.roles.config import BEAT_SECONDS, Beat, Config
 
 SWITCH_SECONDS = 0.0005  # after which a thread that reads the log lets the one that decides go on
-CONNECT_SECONDS = 1.0  # that a ranker waits for the log writer before it serves requests anyway
+# A ranker waits this long for the log writer, then serves requests anyway.
+CONNECT_SECONDS = 1.0
 GARBAGE_OBJECTS = 50_000  # between two garbage collections; requests create no cycles
 OUT_OF_MEMORY = 71  # status of a process that ended because of it
 

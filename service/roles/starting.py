@@ -19,7 +19,8 @@ from service.http.server import HttpServer
 from service.roles.config import Config
 
 BETWEEN = 5.0  # seconds between two messages about the progress
-FUNCTIONS = 243  # that a first start compiles, about: it depends on the versions of numba and Python
+# About this many compile at a first start; versions of numba and Python matter.
+FUNCTIONS = 243
 HTML = (b"content-type", b"text/html; charset=utf-8")
 PAGE = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta http-equiv="refresh" content="2"><title>fedres is starting</title>

@@ -41,7 +41,8 @@ HELD_SECONDS = 30.0  # between tries for a loop that accepts no rewards from thi
 SINGLE_SECONDS = 300.0  # for which rewards are sent one by one to a service without the route for many
 GATHER_SECONDS = 0.05  # between two batches, unless one is full or somebody waits for the last
 LATE_SECONDS = 10.0  # of a reward in the queue, after which that is logged
-JOIN_SECONDS = 1.0  # for which closing then waits for a pending try
+# Closing waits this long for a pending try.
+JOIN_SECONDS = 1.0
 
 Ask = Callable[[Request], Union[Answer, Failure]]
 

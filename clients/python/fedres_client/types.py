@@ -206,7 +206,8 @@ class Event(FieldsByName, frozen=True):
     time: str  # ISO 8601, UTC
     user: Optional[str]
     context: Optional[dict[str, Any]]
-    actions: list[dict[str, Any]]  # without the excluded ones: id and features
+    # The id and the features of each action that was not excluded.
+    actions: list[dict[str, Any]]
     action: str
     probability: Optional[float]  # None for feedback, whose action was chosen elsewhere
     probabilities: Optional[list[float]]  # of ``actions``; None for a recommended item, which is the only one of them

@@ -17,7 +17,8 @@ from service.plugins.personalizer.errors import Refusal
 INVALID = "InvalidRankRequest"
 NO_NAMES: Mapping[str, str] = {}
 LONGEST = 256  # characters of any id in Azure's API
-MOST_DICTIONARIES = FeatureLimits().features  # that are merged to one: each has a feature, or is of no use
+# Dictionaries that are merged to one: each has a feature, or is of no use.
+MOST_DICTIONARIES = FeatureLimits().features
 
 
 def native_id(name: str, longest: int = LONGEST_ID) -> str:

@@ -25,9 +25,11 @@ class Drawn(NamedTuple):
     row: int
     score: float
     probability: float
-    candidates: int  # that remained
+    # Number of items that remained.
+    candidates: int
     arm: str | None
-    agreed: bool | None  # whether an apprentice's policy drew the same
+    # True: the apprentice's policy drew the same item.
+    agreed: bool | None
     version: int  # of the model
 
 

@@ -23,7 +23,8 @@ WINDOW = 30 * DAY  # of popular items, by default
 PRIOR_EVENTS = 10  # as many events with the mean reward of all are added to those of each item
 WINDOWS = (60.0, 3_600.0, 21_600.0, DAY, 7 * DAY, WINDOW, 90 * DAY, 365 * DAY)  # for which lists are made
 FRESH_SECONDS = 5.0  # for which a list is new
-PATIENCE_SECONDS = 2.0  # that a page waits for the first list
+# A page waits this long for the first list.
+PATIENCE_SECONDS = 2.0
 WINDOWS_OF_A_LOOP = 2  # whose lists are kept
 MOST_BYTES = 32_000_000  # of the JSON of all lists that are kept
 DECODED_TOGETHER = 2_000  # actions

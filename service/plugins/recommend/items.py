@@ -38,7 +38,8 @@ class Column:
     """The values of one attribute: texts and truth values by number, numbers as they are; an item may have several."""
 
     def __init__(self) -> None:
-        self.n_rows = 0  # that were looked at
+        # Rows that were processed.
+        self.n_rows = 0
         self.words: dict[str | bool, int] = {}
         self.word_rows, self.codes = array("i"), array("i")
         self.number_rows, self.numbers = array("i"), array("d")
