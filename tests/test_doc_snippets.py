@@ -22,10 +22,12 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 ELSEWHERE = {  # pages with code, and the tests that run it
     "reference/api.md": "service/test_service_docs.py",
+    "reference/slots.md": "service/test_service_docs.py",
     "guides/recommend.md": "service/test_service_docs.py",
     "guides/lift.md": "service/test_service_docs.py",
     "guides/dashboard.md": "service/test_service_docs.py",
     "operate/operations.md": "service/test_service_docs.py",
+    "operate/keys.md": "service/test_service_docs.py",
     "guides/devices.md": "service/test_service_docs.py",
     "reference/client.md": "service/test_service_docs.py",
     "operate/back-up.md": "service/test_log_docs.py",

@@ -51,7 +51,7 @@ def test_a_page_that_cites_a_measurement_has_its_figure():
     measured = text_of("docs/benchmarks/reliability.md")
     [times] = re.findall(r"another's p99, up to (\d+) times", text_of("docs/operate/security.md"))
     assert f"slots {times} times" in measured
-    [decisions] = re.findall(r"was shown within (\d+) decisions", text_of("docs/guides/recommend.md"))
+    [decisions] = re.findall(r"was shown within (\d+) decisions", text_of("docs/how-it-works/recommendations.md"))
     assert re.search(rf"\b{decisions}\b", text_of("docs/research/decision-model.md"))
 
 

@@ -14,10 +14,12 @@ from waiting import LIMIT
 FOLDER = Path(__file__).parents[2] / "docs"
 PAGES = (
     "reference/api.md",
+    "reference/slots.md",
     "guides/recommend.md",
     "guides/lift.md",
     "guides/dashboard.md",
     "operate/operations.md",
+    "operate/keys.md",
 )  # the last one ends with keys, which close the service
 DOCS = "".join((FOLDER / name).read_text(encoding="utf-8") for name in PAGES)
 DEVICE_PAGES = ("guides/devices.md", "reference/device-protocol.md")
