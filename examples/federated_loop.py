@@ -14,6 +14,7 @@ model also decides for Cleo, who has no device: her application sends HTTP reque
 import random
 import sys
 import tempfile
+import time
 import uuid
 from typing import Any
 
@@ -83,7 +84,13 @@ def play(loops: dict[str, str], folder: str) -> tuple[float, float]:
 def make_loop(settings: dict[str, Any]) -> str:
     """Create a loop that has learned nothing yet; return its name."""
     name = f"drinks-{uuid.uuid4().hex[:8]}"
-    httpx.post(f"{URL}/v1/loops", json={"name": name, "settings": settings}, timeout=60).raise_for_status()
+    body = {"name": name, "settings": settings}
+    response = httpx.post(f"{URL}/v1/loops", json=body, timeout=300)
+    # The service compiles the code of a model for its first loop.
+    while response.status_code == httpx.codes.SERVICE_UNAVAILABLE:
+        time.sleep(1)
+        response = httpx.post(f"{URL}/v1/loops", json=body, timeout=300)
+    response.raise_for_status()
     return name
 
 
