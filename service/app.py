@@ -74,7 +74,8 @@ def create_app(
         swagger_ui_oauth2_redirect_url=None,
         redirect_slashes=False,
     )
-    core = _core(context, status, limits, root_path)
+    audit = audit or Audit(None)
+    core = _core(context, status, limits, root_path, audit)
     declared = _routes(core)
     openapi = cache(partial(document, fastapi, declared, limits, root_path))  # takes long to make
     routes = [*declared, *docs_routes(fastapi.title, openapi)]
@@ -92,7 +93,7 @@ def create_app(
         keys=keys,
         limits=limits,
         hosts=hosts or Hosts(),
-        audit=audit or Audit(None),
+        audit=audit,
         reshape={part: reshape for plugin in plugins() for part, reshape in plugin.failures.items()},
         root_path=root_path,
         access_log=access_log,
@@ -105,7 +106,9 @@ def declared_routes(context: RankerContext, status: MachineStatus, limits: Limit
     return _routes(_core(context, status, limits, ""))
 
 
-def _core(context: RankerContext, status: MachineStatus, limits: Limits, root_path: str) -> Core:
+def _core(
+    context: RankerContext, status: MachineStatus, limits: Limits, root_path: str, audit: Audit | None = None
+) -> Core:
     return Core(
         context=context,
         ranker=Ranker(context),
@@ -113,6 +116,7 @@ def _core(context: RankerContext, status: MachineStatus, limits: Limits, root_pa
         status=status,
         limits=limits,
         root_path=root_path,
+        audit=audit,
     )
 
 

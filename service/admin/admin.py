@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import nullcontext
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -40,11 +40,22 @@ from service.rank.explaining import personal_model
 from service.rank.quotas import exceeded
 from service.rank.ranker import ERASE_SECONDS, RankerContext
 from service.rank.requests import Action, check_id
-from service.settings import DEFAULT_LOOP, DEFAULT_MODEL, FIXED, Control, Settings, of_new_loop, read_settings
+from service.settings import (
+    DEFAULT_LOOP,
+    DEFAULT_MODEL,
+    FIXED,
+    LONGEST_REASON,
+    Control,
+    Settings,
+    of_new_loop,
+    read_settings,
+)
 from service.times import iso_time
 
 MERGED = ("control", "defences")  # settings with fields, of which a change keeps those that it does not name
 MOST_ATTEMPTS = 50  # to change settings that others change at the same time
+
+Purpose = Literal["change", "hold", "resume"]  # of a change of settings
 
 
 class UnmatchedReward(msgspec.Struct):
@@ -165,10 +176,42 @@ class Admin:
 
         return await self.change_settings(loop, all_settings, version)
 
+    async def hold(self, loop: str, reason: str, version: int | None = None) -> int:
+        """Let the baseline decide for everybody, and pause the experiment; return the version of the settings.
+
+        A loop that is held already gets the new reason. With a ``version``, refuse unless it is that of the settings
+        in force.
+        """
+        if not 1 <= len(reason) <= LONGEST_REASON:
+            raise invalid(f"reason must have 1 to {LONGEST_REASON} characters, got {len(reason)}", "reason")
+
+        def held(current: Settings) -> dict[str, Any] | None:
+            return None if current.control.hold == reason else _with_hold(current, reason)
+
+        return await self.change_settings(loop, held, version, "hold")
+
+    async def resume(self, loop: str, version: int | None = None) -> int:
+        """End a hold: the policy decides again, and the experiment goes on; return the version of the settings.
+
+        A loop that is not held stays as it is. With a ``version``, refuse unless it is that of the settings in force,
+        so that a newer hold stays.
+        """
+
+        def resumed(current: Settings) -> dict[str, Any] | None:
+            return None if current.control.hold is None else _with_hold(current, None)
+
+        return await self.change_settings(loop, resumed, version, "resume")
+
     async def change_settings(
-        self, loop: str, change: Callable[[Settings], dict[str, Any]], version: int | None = None
+        self,
+        loop: str,
+        change: Callable[[Settings], dict[str, Any] | None],
+        version: int | None = None,
+        purpose: Purpose = "change",
     ) -> int:
         """Replace the settings by ``change`` of those in force; return the new version, once they are in effect.
+
+        If ``change`` returns None, the settings stay.
 
         The event of a settings record names the version that it replaces, and the log has each event once. So of two
         simultaneous changes one is refused by the log. It is made again from the newer settings, unless ``version``
@@ -180,7 +223,10 @@ class Admin:
             view = self._context.loop(loop).view
             if version is not None and version != view.settings_version:
                 raise _settings_changed(version, view.settings_version)
-            new_settings = self._checked(view, change(view.settings), version)
+            fields = change(view.settings)
+            if fields is None:
+                return view.settings_version
+            new_settings = self._checked(view, fields, version, purpose)
             event = f"settings after {view.settings_version}"
             try:
                 return await self._context.append_now(Record(loop, SETTINGS, event, body=encode(new_settings)))
@@ -195,10 +241,10 @@ class Admin:
         """Return once settings that another call has stored are in effect."""
         await self._context.until(lambda: self._context.loop(loop).view.settings_version >= version)
 
-    def _checked(self, view: LoopView, fields: dict[str, Any], version: int | None) -> Settings:
-        """Return new settings of a loop; refuse what must not change."""
+    def _checked(self, view: LoopView, fields: dict[str, Any], version: int | None, purpose: Purpose) -> Settings:
+        """Return new settings of a loop; refuse what must not change. A hold is an emergency that no quota stops."""
         quotas = self._context.quotas
-        if view.n_settings >= quotas.settings:
+        if view.n_settings >= quotas.settings and purpose != "hold":
             what = "settings that events wait under; change them when these have their rewards"
             raise exceeded("settings", quotas.settings, what, view.name)
         current = view.settings
@@ -207,10 +253,11 @@ class Admin:
             if getattr(new_settings, name) != getattr(current, name):
                 message = f"{name} is fixed when the loop is created, got {getattr(new_settings, name)!r}"
                 raise ApiError(409, "fixed_setting", message, name)
-        if current.control.hold is not None and new_settings.control.hold is None and version is None:
-            message = f"the baseline decides for everybody in loop {view.name!r}: {current.control.hold[:200]}"
-            advice = f'to end that, send control.hold null with the header If-Match: "{view.settings_version}"'
-            raise ApiError(409, "held", f"{message}; {advice}", "control.hold")
+        ends_hold = current.control.hold is not None and new_settings.control.hold is None
+        if ends_hold and version is None and purpose != "resume":
+            message = f"the baseline decides for everybody in loop {view.name!r}: {str(current.control.hold)[:200]}"
+            advice = f"to end that, send POST /v1/loops/{view.name}/resume, or send control.hold null with the header"
+            raise ApiError(409, "held", f'{message}; {advice} If-Match: "{view.settings_version}"', "control.hold")
         return new_settings
 
     def has_learned_nothing(self, loop: str) -> bool:
@@ -403,6 +450,12 @@ def _check_actions(put: Sequence[Action], preparer: Preparer) -> None:
 def _with_draws(settings: Settings, before: Control) -> Settings:
     """Return settings whose control group is drawn as the one before while its experiment goes on."""
     return msgspec.structs.replace(settings, control=settings.control.after(before))
+
+
+def _with_hold(settings: Settings, reason: str | None) -> dict[str, Any]:
+    """Return settings with another reason of a hold, or without a hold."""
+    fields: dict[str, Any] = msgspec.to_builtins(settings)
+    return {**fields, "control": {**fields["control"], "hold": reason}}
 
 
 def _merged(current: dict[str, Any], change: Any) -> Any:

@@ -20,7 +20,7 @@ from service.http.replies import json_response
 from service.http.request import loop_of, read_json, read_lines, user_of
 from service.http.routes import ADMIN, BINARY, DEVICE, JSON, LINES, OPEN, READ, TEXT, Routes
 from service.rank.requests import Action, Id
-from service.settings import Settings
+from service.settings import LONGEST_REASON, Settings
 
 MOST = 2**62  # SQLite's integers end at twice that
 LOOP_USER = "/v1/loops/{loop}/users/{user}"
@@ -87,6 +87,12 @@ class SettingsInForce(Struct):
 
     version: Annotated[int, about("Position in the log of the record with these settings; the header ETag has it too.")]
     settings: Annotated[Settings, about("All settings, those with default values included.")]
+
+
+class Hold(Struct, forbid_unknown_fields=True):
+    """Why the baseline is to decide for everybody."""
+
+    reason: Annotated[str, Meta(min_length=1, max_length=LONGEST_REASON), about("Shown wherever the loop is shown.")]
 
 
 class Health(Struct, omit_defaults=True):
@@ -172,6 +178,18 @@ def _settings_routes(routes: Routes, admin: Admin) -> None:
         With ``If-Match``, only if nobody else changed them.
         """
         await admin.patch_settings(loop, await read_json(request, dict[str, Any]), version)
+        return _settings_response(admin, loop)
+
+    @routes.of_loop("POST", "/hold", ADMIN, "Let the baseline decide for everybody.", body=Hold, reply=SettingsInForce)
+    async def hold(loop: Loop, request: Request, version: Version) -> Response:
+        """Let the baseline decide for everybody, and pause the experiment until the loop is resumed."""
+        await admin.hold(loop, (await read_json(request, Hold)).reason, version)
+        return _settings_response(admin, loop)
+
+    @routes.of_loop("POST", "/resume", ADMIN, "Let the policy decide again.", reply=SettingsInForce)
+    async def resume(loop: Loop, version: Version) -> Response:
+        """Let the policy decide again, and the experiment go on; with If-Match, a newer hold stays."""
+        await admin.resume(loop, version)
         return _settings_response(admin, loop)
 
 

@@ -157,6 +157,34 @@ def settings(
 
 @loops.command()
 @one_line_errors
+def hold(
+    name: Loop,
+    reason: Annotated[str, typer.Argument(metavar="REASON", help="Why; shown wherever the loop is shown.")],
+    url: Url = DEFAULT_URL,
+    key: Key = None,
+) -> None:
+    """Let the baseline decide for everybody, and pause the experiment: fedres loops hold shop 'wrong prices'."""
+    send("POST", url, f"/v1/loops/{quote(name, safe='')}/hold", key, {"reason": reason})
+    typer.echo(f"held loop {name}: the baseline decides for everybody; `fedres loops resume {name}` ends that")
+
+
+@loops.command()
+@one_line_errors
+def resume(
+    name: Loop,
+    if_version: Annotated[
+        int | None, typer.Option(help="Refuse unless the settings have this version, so that a newer hold stays.")
+    ] = None,
+    url: Url = DEFAULT_URL,
+    key: Key = None,
+) -> None:
+    """End a hold: the policy decides again, and the experiment goes on."""
+    send("POST", url, f"/v1/loops/{quote(name, safe='')}/resume", key, version=if_version)
+    typer.echo(f"resumed loop {name}: the policy decides")
+
+
+@loops.command()
+@one_line_errors
 def delete(
     name: Loop,
     url: Url = DEFAULT_URL,
@@ -171,16 +199,23 @@ def delete(
 
 
 def read_settings(changes: list[str] | None) -> dict[str, Any]:
-    """Return settings from options such as ``epsilon=0.2`` and ``policy=greedy``."""
+    """Return settings from options such as ``epsilon=0.2``, ``policy=greedy`` and ``control.share=0.1``."""
     values: dict[str, Any] = {}
     for change in changes or ():
         name, equals, text = change.partition("=")
         if not (name and equals):
             raise ValueError(f"set must be NAME=VALUE, such as epsilon=0.2, got {change!r}")
         try:
-            values[name] = msgspec.json.decode(text)
+            value = msgspec.json.decode(text)
         except msgspec.DecodeError:
-            values[name] = text
+            value = text
+        setting, dot, part = name.partition(".")
+        if not dot:
+            values[name] = value
+        elif setting in values and not isinstance(values[setting], dict):
+            raise ValueError(f"set must name {setting} or fields of it, got both")
+        else:
+            values.setdefault(setting, {})[part] = value
     return values
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from service.admin.admin import Admin
     from service.admin.status import MachineStatus
+    from service.http.audit import Audit
     from service.http.request import Limits
     from service.http.routes import Reshape, Route
     from service.rank.ranker import Ranker, RankerContext
@@ -37,6 +38,7 @@ class Core:
     status: MachineStatus
     limits: Limits
     root_path: str = ""  # the path below which a proxy serves the service
+    audit: Audit | None = None  # where changes are noted that no call makes
 
 
 def _nothing(_: Any) -> list[Any]:

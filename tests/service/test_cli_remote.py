@@ -38,6 +38,16 @@ def test_loops_are_created_changed_listed_and_deleted(service):
     version = re.search(r'If-Match: "(\d+)"', fedres(*ended, *at, status=2))[1]
     assert "read them again" in fedres(*ended, "--if-version", "1", *at, status=2)
     assert json.loads(fedres(*ended, "--if-version", version, *at))["control"]["hold"] is None
+    fedres("loops", "settings", "shop", "--set", "control.share=0.2", "--set", "control.experiment=autumn", *at)
+    assert "both" in fedres(
+        "loops", "settings", "shop", "--set", "control=1", "--set", "control.share=0.2", *at, status=2
+    )
+    assert "held loop shop" in fedres("loops", "hold", "shop", "wrong prices", *at)
+    control = json.loads(fedres("loops", "settings", "shop", *at))["control"]
+    assert (control["hold"], control["share"], control["experiment"]) == ("wrong prices", 0.2, "autumn")
+    assert "read them again" in fedres("loops", "resume", "shop", "--if-version", "1", *at, status=2)
+    assert "resumed loop shop" in fedres("loops", "resume", "shop", *at)
+    assert json.loads(fedres("loops", "settings", "shop", *at))["control"] == {**control, "hold": None}
     fedres("loops", "delete", "shop", "--yes", *at)
     assert fedres("loops", "list", *at).split() == ["default"]
     assert "loop 'shop' does not exist" in fedres("loops", "settings", "shop", *at, status=2)

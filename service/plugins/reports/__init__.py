@@ -24,7 +24,8 @@ async def _watch_guardrails(core: Core, folder: Path) -> None:
     from service.plugins.reports.guardrails import Guardrails
     from service.plugins.reports.reports import Reports
 
-    await Guardrails(core.admin, Reports(core.context)).watch(folder / "guardrails.lock")
+    guardrails = Guardrails(core.admin, Reports(core.context), audit=core.audit)
+    await guardrails.watch(folder / "guardrails.lock")
 
 
 def _commands(app: typer.Typer) -> None:

@@ -12,12 +12,14 @@ import msgspec
 
 from service.admin.admin import Admin
 from service.errors import ApiError
+from service.http.audit import Audit
 from service.log.protocol import StoreUnavailable
 from service.plugins.reports.report import LoopReport
 from service.plugins.reports.reports import Reports
 from service.settings import LONGEST_REASON
 
 WATCH_SECONDS = 60.0  # between two looks
+AUDITED_AS = "guardrails"  # in place of a key
 
 log = logging.getLogger("fedres.service")
 
@@ -26,9 +28,16 @@ class Guardrails:
     """Checks all loops of a machine; tests pass their own ``sleep``."""
 
     def __init__(
-        self, admin: Admin, reports: Reports, sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
+        self,
+        admin: Admin,
+        reports: Reports,
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+        audit: Audit | None = None,
     ) -> None:
-        self._admin, self._reports, self._sleep = admin, reports, sleep
+        self._admin = admin
+        self._reports = reports
+        self._sleep = sleep
+        self._audit = audit or Audit(None)
 
     async def watch(self, lock: Path) -> None:
         """Check every minute, on the one ranker of the machine that holds the lock; failed checks do not end it."""
@@ -63,5 +72,6 @@ class Guardrails:
         report = msgspec.json.decode(await self._reports.report(loop), type=LoopReport)
         reasons = " ".join(alarm.message for alarm in report.alarms if alarm.revert)
         if reasons:
-            await self._admin.patch_settings(loop, {"control": {"hold": reasons[:LONGEST_REASON]}})
+            await self._admin.hold(loop, f"Guardrail: {reasons}"[:LONGEST_REASON])
+            self._audit.note(AUDITED_AS, "hold", loop)
         return bool(reasons)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated
@@ -16,6 +16,8 @@ from bandits.evaluation.lift import Arm, Lift, lift, sample_ratio_is_wrong
 from service.hints import about
 from service.settings import Control
 from service.times import iso_time
+
+MOST_PAST = 20  # earlier experiments that are listed
 
 
 class Bounds(msgspec.Struct):
@@ -46,8 +48,15 @@ class OutcomeLift(msgspec.Struct):
     relative: Annotated[Bounds | None, about("The difference as a share of control; null if unknown.")]
 
 
+class HeldPeriod(msgspec.Struct):
+    """A hold that goes on: the baseline decides for everybody."""
+
+    since: Annotated[str, about("When it began, as ISO 8601.", "2026-11-01T00:00:00+00:00")]
+    reason: Annotated[str, about("Why the loop is held.", "wrong prices")]
+
+
 class LiftReport(msgspec.Struct):
-    """Treatment against control, since the experiment began."""
+    """Treatment against control, from the beginning of the experiment on; what was decided during holds is left out."""
 
     experiment: Annotated[str, about("Name of the experiment.")]
     began: Annotated[str, about("When it began, as ISO 8601.")]
@@ -74,6 +83,21 @@ class LiftReport(msgspec.Struct):
         str | None,
         about("Time from which on the log still has events; null if none were removed.", "2026-11-01T00:00:00+00:00"),
     ] = None
+    held: Annotated[HeldPeriod | None, about("The hold that goes on; null if the policy decides.")] = None
+    paused_seconds: Annotated[float, about("Seconds of earlier holds of this experiment, all together.")] = 0.0
+    ended: Annotated[
+        str | None,
+        about(
+            "When it ended, as ISO 8601; null if it goes on. Events that were pending then are left out.",
+            "2026-11-01T00:00:00+00:00",
+        ),
+    ] = None
+
+
+class Experiments(msgspec.Struct):
+    """The experiments of a loop, the newest first."""
+
+    experiments: Annotated[list[LiftReport], about("Each with its result; a running one is the first.")]
 
 
 class UserSums:
@@ -96,42 +120,79 @@ class UserSums:
 
 
 class Experiment:
-    """The running sums of an experiment; any change of ``control`` begins a new one."""
+    """The running sums of an experiment. A hold pauses it; any other change of ``control`` begins a new one."""
 
     def __init__(self) -> None:
-        self.control, self.position, self.began = Control(), 0, 0
+        self.control = Control()
+        self.position = 0  # of the settings that began it
+        self.began = 0  # microseconds
+        self.held_since = 0  # microseconds; 0 if the policy decides
+        self.resumed = 0  # position of the settings that ended the last hold; 0 without one
+        self.past: deque[LiftReport] = deque(maxlen=MOST_PAST)
+        self._paused = 0  # microseconds of earlier holds
         # by outcome, "" is the reward; and whether it is control
         self.arms = defaultdict[tuple[str, bool], UserSums](UserSums)
         self.before = defaultdict[str, UserSums](UserSums)
+        # the same since the last hold ended: a guardrail judges these, or it would break again at once
+        self.resumed_arms = defaultdict[tuple[str, bool], UserSums](UserSums)
 
     @property
     def n_users(self) -> int:
         """Users in all sums, each as often as it is in one."""
-        return sum(len(sums.users) for sums in (*self.arms.values(), *self.before.values()))
+        all_sums = (*self.arms.values(), *self.before.values(), *self.resumed_arms.values())
+        return sum(len(sums.users) for sums in all_sums)
 
     def take_settings(self, control: Control, position: int, time: int) -> None:
-        if control == self.control and self.position:
-            return
-        self.control, self.position, self.began = control, position, time
+        """Take the settings from a position on: they begin, pause or continue the experiment, or leave it alone."""
+        goes_on = self.position and without_hold(control) == without_hold(self.control)
+        if not goes_on:
+            self._begin(position, time)
+        if control.hold and not self.held_since:
+            self.held_since = time
+        elif self.held_since and not control.hold:
+            self._paused += time - max(self.held_since, self.began) if goes_on else 0
+            self.held_since = 0
+            self.resumed = position
+            self.resumed_arms.clear()
+        self.control = control
+
+    def _begin(self, position: int, time: int) -> None:
+        """Begin a new experiment: users' rewards so far are those from before it."""
+        if self.control.share and any(sums.users for sums in self.arms.values()):
+            self.past.append(msgspec.structs.replace(self.report(), held=None, ended=iso_time(time)))
         for (name, _), sums in self.arms.items():
             for user, numbers in sums.users.items():
                 self.before[name].add(user, *numbers)
         self.arms.clear()
+        self.resumed_arms.clear()
+        self.position = position
+        self.began = time
+        self.resumed = 0
+        self._paused = 0
 
     def add(self, user: str, values: Mapping[str, float], default: float | None, settings: int, control: bool) -> None:
-        """Count an event that was decided under the settings at a position: its outcomes by name, its reward as ""."""
+        """Count an event that was decided under the settings at a position: its outcomes by name, its reward as "".
+
+        Events that were decided during a hold must not come here.
+        """
         for name, value in values.items():
+            is_rewarded = value != (0.0 if name else default)
             sums = self.arms[name, control] if settings >= self.position else self.before[name]
             sums.add(user, value)
-            sums.n_rewarded += value != (0.0 if name else default)
+            sums.n_rewarded += is_rewarded
+            if name and self.resumed and settings >= self.resumed:
+                resumed = self.resumed_arms[name, control]
+                resumed.add(user, value)
+                resumed.n_rewarded += is_rewarded
 
     def report(self) -> LiftReport:
         """Return the lift report."""
-        control, treatment = (self.arms["", is_control].arm(self.before[""]) for is_control in (True, False))
+        control = self.arms["", True].arm(self.before[""])
+        treatment = self.arms["", False].arm(self.before[""])
         measured = lift(control, treatment)
         half = None if measured.absolute is None else (measured.absolute.high - measured.absolute.low) / 4
         share = self.control.share
-        is_wrong = sample_ratio_is_wrong(control.n_users, treatment.n_users, share) if share else False
+        held = self._held()
         return LiftReport(
             experiment=self.control.experiment,
             began=iso_time(self.began),
@@ -141,20 +202,51 @@ class Experiment:
             treatment=_arm_report(treatment, measured.treatment),
             absolute=_bounds_of(measured.absolute),
             relative=_bounds_of(measured.relative),
-            sentence=sentence(measured),
+            sentence=sentence(measured) + ("" if held is None else f" {_held_sentence(held)}"),
             missing=measured.missing,
-            sample_ratio_is_wrong=is_wrong and not self.control.hold,
+            sample_ratio_is_wrong=bool(share) and sample_ratio_is_wrong(control.n_users, treatment.n_users, share),
             variance_left=measured.variance_left,
             more_users=None if half is None else measured.more_users(half),
-            outcomes=[self._outcome(name) for name, is_control in [*self.arms] if name and not is_control],
+            outcomes=_outcomes(self.arms, self.before),
+            held=held,
+            paused_seconds=self._paused / 1e6,
         )
 
-    def _outcome(self, name: str) -> OutcomeLift:
-        control, treatment = (self.arms[name, is_control].arm(self.before[name]) for is_control in (True, False))
-        n_had = control.n_rewarded + treatment.n_rewarded  # one arm may have hardly any, which is what is to be seen
-        measured = lift(replace(control, n_rewarded=n_had), replace(treatment, n_rewarded=n_had))
-        means = _arm_report(control, measured.control).reward, _arm_report(treatment, measured.treatment).reward
-        return OutcomeLift(name, means[0], means[1], _bounds_of(measured.absolute), _bounds_of(measured.relative))
+    def guarded(self) -> list[OutcomeLift]:
+        """Return the outcomes that guardrails judge: those since the last hold, else of the whole experiment."""
+        return _outcomes(self.resumed_arms if self.resumed else self.arms, self.before)
+
+    def _held(self) -> HeldPeriod | None:
+        return HeldPeriod(iso_time(self.held_since), str(self.control.hold)) if self.held_since else None
+
+
+def without_hold(control: Control) -> Control:
+    """Return a control group without its hold."""
+    return msgspec.structs.replace(control, hold=None)
+
+
+def _held_sentence(held: HeldPeriod) -> str:
+    return f"Held since {held.since}: the baseline decides for everybody, and these figures wait until it is resumed."
+
+
+def _outcomes(arms: defaultdict[tuple[str, bool], UserSums], before: defaultdict[str, UserSums]) -> list[OutcomeLift]:
+    """Return the lift of each named outcome."""
+    return [
+        _outcome(name, arms[name, True].arm(before[name]), arms[name, False].arm(before[name]))
+        for name in sorted({name for name, _ in arms if name})
+    ]
+
+
+def _outcome(name: str, control: Arm, treatment: Arm) -> OutcomeLift:
+    n_had = control.n_rewarded + treatment.n_rewarded  # one arm may have hardly any, which is what is to be seen
+    measured = lift(replace(control, n_rewarded=n_had), replace(treatment, n_rewarded=n_had))
+    return OutcomeLift(
+        name,
+        _arm_report(control, measured.control).reward,
+        _arm_report(treatment, measured.treatment).reward,
+        _bounds_of(measured.absolute),
+        _bounds_of(measured.relative),
+    )
 
 
 def sentence(measured: Lift) -> str:

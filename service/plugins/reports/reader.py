@@ -51,7 +51,7 @@ from service.log.writer import is_pruned
 from service.outcomes import Guardrail
 from service.plugins.reports.devices import DeviceList, DeviceLog
 from service.plugins.reports.features import FeatureSample, FeatureSamples, features_of
-from service.plugins.reports.lift import Experiment, LiftReport, OutcomeLift
+from service.plugins.reports.lift import Experiment, Experiments, LiftReport, OutcomeLift
 from service.plugins.reports.personalization import TakenAction
 from service.plugins.reports.report import (
     Alarm,
@@ -218,7 +218,7 @@ class LoopReader:
             self._samples.add(FeatureSample(decision.position, reward))
         if event in self._apprentice:
             self._apprentice.remove(event)
-        elif reward is not None:
+        elif reward is not None and not settings.control.hold:  # a hold pauses the experiment
             user = f"event {event}" if decided.user is None else f"user {decided.user}"
             values = {"": reward, **dict.fromkeys(settings.outcomes, 0.0), **settled.outcomes}
             self.experiment.add(user, values, settings.default_reward, decided.settings, decided.control)
@@ -351,16 +351,24 @@ class LoopReader:
         """Return the lift against the control group, by the events in the log."""
         return msgspec.structs.replace(self.experiment.report(), events_since=time_or_none(self.pruned_before))
 
+    def experiments(self) -> Experiments:
+        """Return the experiments, the newest first, with their results."""
+        now = [self.lift()] if self.experiment.control.share else []
+        return Experiments([*now, *reversed(self.experiment.past)])
+
     def _alarms(
         self, rewarded: Sequence[FinishedDecision], lift: LiftReport | None, drift: Drift | None
     ) -> list[Alarm]:
-        alarms, held = [], self.experiment.control.hold
+        alarms = []
+        held = self.experiment.control.hold
         if held:
-            alarms.append(Alarm("held", f"The baseline decides for everybody: {held}"))
+            since = iso_time(self.experiment.held_since)
+            alarms.append(Alarm("held", f"The baseline decides for everybody since {since}: {held}"))
         elif lift is not None and lift.sample_ratio_is_wrong:
             alarms.append(Alarm("sample_ratio", "Users are not split as control.share says: do not trust the lift."))
+        guarded = [] if lift is None or held else self.experiment.guarded()
         for guardrail in self._settings[self._newest].guardrails:
-            alarms += _guarded(guardrail, [] if lift is None or held else lift.outcomes)
+            alarms += _guarded(guardrail, guarded)
         choices = [event for event in rewarded[-2 * WATCHED :] if not event.control and event.n_actions > 1]
         newest = choices[-WATCHED:]
         if len(newest) == WATCHED:

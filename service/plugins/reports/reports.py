@@ -46,6 +46,10 @@ class Reports:
             raise ApiError(404, "no_experiment", message, "control")
         return msgspec.json.decode(await self._read(loop, LoopReader.lift), type=LiftReport)
 
+    async def experiments(self, loop: str) -> bytes:
+        """Return the experiments of a loop, the newest first, ``Experiments`` as JSON."""
+        return await self._read(loop, LoopReader.experiments)
+
     async def report(self, loop: str) -> bytes:
         """Return a ``LoopReport`` as JSON."""
         return await self._read(loop, LoopReader.report)

@@ -14,7 +14,7 @@ from service.http.request import loop_of, read_json, user_of
 from service.http.routes import ADMIN, HTML, JSON, OPEN, PARAMETERS, READ, Routes
 from service.plugins.reports.devices import DeviceList
 from service.plugins.reports.event_details import EventDetails, UserDecisions
-from service.plugins.reports.lift import LiftReport
+from service.plugins.reports.lift import Experiments, LiftReport
 from service.plugins.reports.page import ASSETS, PAGES, asset, page
 from service.plugins.reports.personalization import Personalization
 from service.plugins.reports.report import LoopReport
@@ -62,6 +62,11 @@ def report_routes(reports: Reports) -> Routes:
         The intervals are valid at every look.
         """
         return json_response(await reports.lift(loop))
+
+    @routes.of_loop("GET", "/experiments", READ, "List experiments with their results.", reply=Experiments)
+    async def get_experiments(loop: Loop) -> Response:
+        """List the experiments with their results, the newest first; a change of the control group ends one."""
+        return Response(await reports.experiments(loop), media_type=JSON)
 
     @routes.of_loop("GET", "/report", READ, "Summarize a loop from its log.", reply=LoopReport)
     async def get_report(loop: Loop) -> Response:

@@ -211,6 +211,32 @@ def test_changes_of_settings_that_arrive_together_are_all_kept(live):
         assert (settings["control"]["share"], settings["control"]["hold"]) == (0.2, "h")
 
 
+def test_a_loop_is_held_and_resumed_by_calls_of_their_own_and_keeps_its_control_group(client):
+    control = {"share": 0.5, "experiment": "autumn"}
+    client.post("/v1/loops", json={"name": "held", "settings": {"control": control}}).raise_for_status()
+    path = "/v1/loops/held"
+    before = client.get(f"{path}/settings").json()["settings"]["control"]
+    began = client.get(f"{path}/lift").json()["began"]
+    for _ in range(2):  # a repeat, as after a lost reply, changes nothing
+        held = client.post(f"{path}/hold", json={"reason": "wrong prices"})
+        assert (held.status_code, held.headers["etag"]) == (200, f'"{held.json()["version"]}"')
+    assert held.json() == client.get(f"{path}/settings").json()
+    assert held.json()["settings"]["control"] == {**before, "hold": "wrong prices"}
+    assert ranked(client, f"{path}/rank", user="u").json()["arm"] == "held"
+    assert client.get(f"{path}/lift").json()["held"]["reason"] == "wrong prices"
+    stale = client.post(f"{path}/resume", headers={"If-Match": '"1"'})
+    assert (stale.status_code, stale.json()["error"]["code"]) == (412, "settings_changed")
+    for _ in range(2):
+        resumed = client.post(f"{path}/resume")
+        assert (resumed.status_code, resumed.json()["settings"]["control"]) == (200, before)
+    lift = client.get(f"{path}/lift").json()
+    assert (lift["began"], lift["held"]) == (began, None)
+    [listed] = client.get(f"{path}/experiments").json()["experiments"]
+    assert (listed["experiment"], listed["ended"]) == ("autumn", None)
+    for body in ({}, {"reason": ""}, {"reason": "x" * 1_001}, {"reason": "a", "until": "noon"}):
+        assert client.post(f"{path}/hold", json=body).status_code == 422
+
+
 def test_settings_that_break_a_rule_are_refused_and_change_nothing(client):
     before = client.get("/v1/settings").json()
     for wrong in ({"epsilon": 2}, {"colour": "red"}, {"policy": "best"}, {"reward_range": [1, 0]}):

@@ -3,15 +3,17 @@
 import asyncio
 import math
 from collections import Counter
+from dataclasses import replace
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 from machine import Clock, running
 from playing import refused, request
 
 from fedres.draws import event_draw
 from service.learn.loop_state import read_settings_body
-from service.plugins.reports.lift import sentence
+from service.plugins.reports.lift import Experiments, sentence
 from service.settings import Control
 
 HALF = {"control": {"share": 0.5}}
@@ -234,6 +236,109 @@ def test_the_report_sums_up_each_arm_since_the_experiment_began(tmp_path):
             assert fresh.began > lift.began
             await engine.put_settings("default", {"control": {"share": 0.4}, "epsilon": 0.2})  # the same one goes on
             assert (await engine.lift("default")).began == fresh.began
+
+    asyncio.run(story())
+
+
+async def rewarded(engine, clock, users, **rewards):
+    """Let users come by, reward what each arm decided by ``rewards``, and wait until all of it counts."""
+    for user in users:
+        result = await ranked(engine, user)
+        await engine.reward("default", result.event_id, rewards[result.arm])
+    clock.pass_seconds(1_000)
+    await engine.settle()
+
+
+def test_a_hold_pauses_the_experiment_which_goes_on_when_it_ends(tmp_path):
+    clock = Clock()
+
+    async def story():
+        async with running(tmp_path, clock=clock) as engine:
+            await engine.put_settings("default", HALF)
+            await rewarded(engine, clock, [f"u{k}" for k in range(100)], control=0.2, treatment=0.8)
+            before = await engine.lift("default")
+            assert before.absolute.low > 0
+            pending = await ranked(engine, "pending")
+            await engine.hold("default", "stock is wrong")
+            version = engine.settings("default")[0]
+            assert await engine.hold("default", "stock is wrong") == version
+            await engine.reward("default", pending.event_id, 0.8)  # what was decided before the hold counts
+            await rewarded(engine, clock, [f"held-{k}" for k in range(50)], held=0.0)
+            frozen = await engine.lift("default")
+            n_users = before.control.users + before.treatment.users
+            assert frozen.control.users + frozen.treatment.users == n_users + 1
+            assert (frozen.began, frozen.experiment, frozen.share) == (before.began, before.experiment, before.share)
+            assert frozen.absolute.low > 0
+            assert frozen.held.reason == "stock is wrong"
+            assert f"Held since {frozen.held.since}" in frozen.sentence
+            await engine.resume("default")
+            version = engine.settings("default")[0]
+            assert await engine.resume("default") == version  # it is not held
+            await rewarded(engine, clock, [f"new-{k}" for k in range(20)], control=0.2, treatment=0.8)
+            after = await engine.lift("default")
+            assert after.control.users + after.treatment.users == n_users + 21
+            assert (after.began, after.held, after.sample_ratio_is_wrong) == (before.began, None, False)
+            assert after.paused_seconds >= 1_000
+            assert "Held" not in after.sentence
+        async with running(tmp_path, clock=clock) as engine:
+            assert await engine.lift("default") == after
+
+    asyncio.run(story())
+
+
+def test_a_hold_that_has_changed_is_not_ended_by_who_has_seen_the_old_one(tmp_path):
+    async def story():
+        async with running(tmp_path) as engine:
+            old = await engine.hold("default", "prices")
+            version = await engine.hold("default", "prices and stock")
+            assert await refused(engine.resume("default", old)) == (412, "settings_changed")
+            assert engine.settings("default")[1].control.hold == "prices and stock"
+            await engine.resume("default", version)
+            assert engine.settings("default")[1].control.hold is None
+            for reason in ("", "x" * 1_001):
+                assert await refused(engine.hold("default", reason)) == (422, "invalid_request")
+
+    asyncio.run(story())
+
+
+def test_no_quota_stops_a_hold(tmp_path):
+    async def story():
+        async with running(tmp_path) as engine:
+            engine.context.quotas = replace(engine.context.quotas, settings=1)
+            await ranked(engine, "u")
+            await engine.patch_settings("default", {"gamma": 5.0})
+            await ranked(engine, "u")
+            assert (await refused(engine.patch_settings("default", {"gamma": 6.0})))[0] == 429
+            await engine.hold("default", "prices")
+            assert (await ranked(engine, "u")).arm == "held"
+
+    asyncio.run(story())
+
+
+def test_earlier_experiments_stay_listed_with_their_results(tmp_path):
+    clock = Clock()
+
+    async def listed(engine):
+        return msgspec.json.decode(await engine.experiments("default"), type=Experiments).experiments
+
+    async def story():
+        async with running(tmp_path, clock=clock) as engine:
+            assert await listed(engine) == []
+            await engine.put_settings("default", HALF)
+            await rewarded(engine, clock, [f"u{k}" for k in range(100)], control=0.2, treatment=0.8)
+            first = await engine.lift("default")
+            await engine.hold("default", "prices")
+            await engine.patch_settings("default", {"control": {"share": 0.3, "experiment": "autumn"}})
+            await engine.resume("default")
+            await rewarded(engine, clock, [f"u{k}" for k in range(10)], control=0.2, treatment=0.8)
+            newest, past = await listed(engine)
+            assert (newest.experiment, newest.ended) == ("autumn", None)
+            assert newest.control.users + newest.treatment.users == 10
+            assert (past.experiment, past.held, past.ended) == ("experiment 1", None, newest.began)
+            assert (past.control, past.treatment, past.absolute) == (first.control, first.treatment, first.absolute)
+            assert past.sentence == first.sentence
+            await engine.patch_settings("default", {"control": {"share": 0.0}})
+            assert [one.experiment for one in await listed(engine)] == ["autumn", "experiment 1"]
 
     asyncio.run(story())
 

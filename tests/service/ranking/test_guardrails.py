@@ -3,11 +3,13 @@
 import asyncio
 import contextlib
 import fcntl
+import json
 
 from machine import Clock, running
 from playing import request
 
 from service.errors import ApiError
+from service.http.audit import Audit
 from service.log.protocol import StoreUnavailable
 from service.plugins.reports.guardrails import Guardrails
 from service.plugins.reports.reports import Reports
@@ -107,6 +109,29 @@ def test_loops_are_looked_at_every_minute_and_one_that_fails_does_not_keep_other
                 await minutes.pass_one()
                 assert reports.calls[5:] == ["broken", "down", "refused", "z"]  # what is held needs no look
                 assert held(engine) == ["broken", "default"]
+
+    asyncio.run(story())
+
+
+def test_a_guardrail_judges_what_was_decided_after_the_last_hold_and_its_hold_is_audited(tmp_path):
+    clock = Clock()
+
+    async def story():
+        async with running(tmp_path, clock=clock) as engine:
+            await engine.put_settings("default", SHOP)
+            watch = Guardrails(engine.admin, Reports(engine.context), audit=Audit(tmp_path / "store.db"))
+            await harm(engine, clock, "default")
+            assert await watch.check() == ["default"]
+            [line] = map(json.loads, (tmp_path / "store.db-audit").read_text().splitlines())
+            assert (line["key"], line["what"], line["loop"]) == ("guardrails", "hold", "default")
+            evidence = await engine.lift("default")
+            assert evidence.outcomes[0].absolute.low > 0.1
+            assert evidence.held.reason == engine.settings("default")[1].control.hold
+            await engine.resume("default")
+            assert await watch.check() == []  # the old evidence does not hold the loop again
+            assert (await engine.lift("default")).outcomes == evidence.outcomes
+            await harm(engine, clock, "default")
+            assert await watch.check() == ["default"]
 
     asyncio.run(story())
 

@@ -156,12 +156,14 @@ def test_each_outcome_has_a_lift_and_a_guardrail_raises_an_alarm(tmp_path, gone,
             if codes:
                 held = [await engine.rank("default", request(user=f"u{k}")) for k in range(20)]
                 assert {result.arm for result in held} == {"held"}
-                assert engine.settings("default")[1].control.hold.startswith("gone rose by more than 0.1: +0.")
+                assert engine.settings("default")[1].control.hold.startswith(
+                    "Guardrail: gone rose by more than 0.1: +0."
+                )
                 clock.pass_seconds(700)
                 await engine.settle()
                 now = msgspec.json.decode(await engine.report("default"), type=LoopReport)
                 assert [alarm.code for alarm in now.alarms] == ["held"]
-                assert (now.lift.control.events, now.lift.treatment.events) == (20, 0)
+                assert (now.lift.control, now.lift.treatment) == (figures.lift.control, figures.lift.treatment)
                 assert await Guardrails(engine.admin, Reports(engine.context)).check() == []
                 assert engine.digest() == engine.rebuilt()
 
