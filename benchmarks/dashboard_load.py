@@ -3,8 +3,8 @@
     python benchmarks/dashboard_load.py [--viewers 10] [--rounds 12] [--events 50000]
 
 A loop is filled with events. Then ranks and rewards come at a fixed rate, and every ten seconds the viewers come or go.
-Each has the page of the loop open, which asks for status, report and how personal the loop is every 30 seconds; the
-viewers are spread over these. Latencies count from when a request was due. Rounds are pairs of ten seconds, so that
+Each has the page of the loop open, and requests its state, its report and its actions every 30 seconds; the viewers are
+spread over these. Latencies count from when a request was due. Rounds are pairs of ten seconds, so that
 whatever else the machine does meets both alike. First a browser opens that page once (Chromium, and the extra `dev`).
 """
 
@@ -28,7 +28,7 @@ from rich.progress import track
 from service_load import catch_up, windows
 from service_processes import Service, service
 
-PAGE = ("/v1/status", "/v1/loops/default/personal", "/v1/loops/default/report")
+PAGE = ("/v1/loops/default/state", "/v1/loops/default/actions/report", "/v1/loops/default/report")
 REFRESH = 30.0  # seconds between two renewals of a loop's page
 WINDOW = 10.0
 

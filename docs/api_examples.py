@@ -287,6 +287,12 @@ def experiment(recorder: Recorder) -> None:
         recorder.example(summary, route, path=shop)
     changes = {"settings": [{"policy": "epsilon-greedy", "epsilon": 0.2}]}
     recorder.example("More exploration", "POST /v1/loops/{loop}/what-if", changes, path=shop)
+    recorder.example("What it decides", "GET /v1/loops/{loop}/actions/report", path=shop)
+    recorder.example("The meaning of settings", "GET /v1/settings/schema")
+    recorder.example("A reason", "POST /v1/loops/{loop}/hold", {"reason": "wrong prices"}, path=shop)
+    recorder.example("A loop that is held", "GET /v1/loops/{loop}/state", path=shop)
+    recorder.example("A loop that was held", "POST /v1/loops/{loop}/resume", path=shop)
+    recorder.example("A running experiment", "GET /v1/loops/{loop}/experiments", path=shop)
     policies = {"policies": ["uniform"], "estimators": ["snips", "dr"], "time_uniform": True}
     recorder.example("Uniform draws", "POST /v1/loops/{loop}/evaluations", policies, path=shop)
 
@@ -358,6 +364,10 @@ def operate(recorder: Recorder) -> None:
     """Look at the service."""
     recorder.example("A loop with pages and devices", "GET /v1/report")
     recorder.example("A service", "GET /v1/status")
+    recorder.example("All loops", "GET /v1/overview")
+    query = {"has": "sh", "state": "running", "limit": 10}
+    recorder.example("Loops by name and state", "GET /v1/overview", query=query)
+    recorder.example("A service without keys", "GET /v1/key")
     recorder.example("Counts of decisions", "GET /metrics")
     recorder.example("A process that responds", "GET /healthz")
     recorder.example("A service that is ready", "GET /readyz")

@@ -35,6 +35,30 @@ def opened(browser: Browser, url: str, heading: str, size: dict[str, int], theme
     return page
 
 
+def picture_loop(browser: Browser, url: str, loop: str, theme: str) -> None:
+    """Take the parts of a loop's page that the guide is about, each cropped to its sections."""
+    ending = "" if theme == "light" else "-dark"
+    page = opened(browser, f"{url}/#/loops/{loop}", f"Loop {loop}", DESK, theme)
+    page.get_by_role("button", name="Estimate other settings").click()
+    page.get_by_text("Less exploration looks better").wait_for(timeout=120_000)
+    page.set_viewport_size({"width": 1000, "height": page.evaluate("document.documentElement.scrollHeight")})
+    parts = {
+        "loop": ("Does it earn more?", "Does it earn more?"),
+        "what-if": ("What if it explored", "What if it explored"),
+        "decides": ("What it decides", "What it decides"),
+        "more": ("Drift", "How personal"),
+    }
+    for name, (first, last) in parts.items():
+        top = page.locator("h2", has_text=first).first.locator("..").bounding_box()
+        bottom = page.locator("h2", has_text=last).first.locator("..").bounding_box()
+        assert top is not None
+        assert bottom is not None
+        height = max(top["y"] + top["height"], bottom["y"] + bottom["height"]) - top["y"] + 32
+        clip = {"x": 0, "y": top["y"] - 16, "width": 1000, "height": height}
+        page.screenshot(path=HERE / f"dashboard-{name}{ending}.png", clip=clip)
+    page.context.close()
+
+
 def picture_demo(browser: Browser, url: str) -> None:
     demo = browser.new_context(viewport={"width": 1000, "height": 900}).new_page()
     demo.goto(f"{url}/demo")
@@ -70,7 +94,7 @@ def loops(url: str, n: int, folder: Path) -> None:
         for (what, (path, heading)), width, theme in product(pages.items(), (1280, 400), ("light", "dark")):
             page = opened(browser, f"{url}/{path}", heading, {"width": width, "height": 900}, theme)
             if what == "loops":
-                expect(page.locator("[data-part=reward]", has_text="…")).to_have_count(0, timeout=120_000)
+                expect(page.get_by_text("are being computed")).to_have_count(0, timeout=120_000)
             page.screenshot(path=folder / f"{n}-{what}-{width}-{theme}.png", full_page=True)
             page.context.close()
         browser.close()
@@ -108,20 +132,9 @@ def main(url: str, loop: str = "demo", *more: str) -> None:
         return loops(url, int(more[0]), Path(more[1]))
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        for theme in ("light", "dark"):
+            picture_loop(browser, url, loop, theme)
         page = opened(browser, f"{url}/#/loops/{loop}", f"Loop {loop}", DESK)
-        page.screenshot(path=HERE / "dashboard-loop.png")
-        page.get_by_role("button", name="Estimate other settings").click()
-        page.get_by_role("button", name="Apply…").first.wait_for(timeout=120_000)
-        page.locator("section", has_text="explored differently").screenshot(path=HERE / "dashboard-what-if.png")
-        page.set_viewport_size({"width": 1000, "height": page.evaluate("document.documentElement.scrollHeight")})
-        first, last = (page.locator("h2", has_text=name).locator("..") for name in ("Drift", "Features of the newest"))
-        top, bottom = first.bounding_box(), last.bounding_box()
-        assert top is not None
-        assert bottom is not None
-        height = bottom["y"] + bottom["height"] - top["y"] + 32
-        page.screenshot(
-            path=HERE / "dashboard-more.png", clip={"x": 0, "y": top["y"] - 16, "width": 1000, "height": height}
-        )
         user = page.request.get(f"{url}/v1/loops/{loop}/events?limit=1").json()["user"]
         opened(browser, f"{url}/#/loops/{loop}/users/{user}", f"User {user}", PHONE, "dark").screenshot(
             path=HERE / "dashboard-user.png"

@@ -12,7 +12,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from service.admin.admin import Admin
-from service.admin.routes import loop_routes, service_routes
+from service.admin.routes import key_routes, loop_routes, service_routes
 from service.admin.status import MachineStatus
 from service.errors import ApiError
 from service.http.audit import Audit
@@ -76,7 +76,7 @@ def create_app(
     )
     audit = audit or Audit(None)
     core = _core(context, status, limits, root_path, audit)
-    declared = _routes(core)
+    declared = _routes(core, keys)
     openapi = cache(partial(document, fastapi, declared, limits, root_path))  # takes long to make
     routes = [*declared, *docs_routes(fastapi.title, openapi)]
     for route in routes:
@@ -120,8 +120,9 @@ def _core(
     )
 
 
-def _routes(core: Core) -> list[Route]:
+def _routes(core: Core, keys: Keys | None = None) -> list[Route]:
     return [
+        *key_routes(keys).all,
         *hot_routes(core.ranker, Rewards(core.context), core.limits).all,
         *loop_routes(core.admin).all,
         *service_routes(core.admin, core.status).all,

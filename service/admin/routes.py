@@ -16,6 +16,7 @@ from service.admin.admin import Admin, UnmatchedReward
 from service.admin.status import MachineStatus
 from service.errors import ApiError
 from service.hints import about
+from service.http.keys import Keys
 from service.http.replies import json_response
 from service.http.request import loop_of, read_json, read_lines, user_of
 from service.http.routes import ADMIN, BINARY, DEVICE, JSON, LINES, OPEN, READ, TEXT, Routes
@@ -106,6 +107,30 @@ class Health(Struct, omit_defaults=True):
             "still learned from the log: shop",
         ),
     ] = None
+
+
+class CallerKey(Struct):
+    """The key of a request: what it may do."""
+
+    id: Annotated[str, about("Id of the key; empty without keys.", "4f2a90b1c3d5")]
+    role: Annotated[str, about("What the key may do: rank, device, read or admin.")]
+    loop: Annotated[str | None, about("The only loop that it is for; null: all loops.", "shop")]
+    expires: Annotated[float | None, about("When it ends, in seconds since 1970; null: never.", 1793534400.0)]
+
+
+def key_routes(keys: Keys | None) -> Routes:
+    """Return the route that shows a caller its key; it needs a valid one of any role."""
+    routes = Routes()
+
+    @routes.of_service("GET", "/v1/key", OPEN, "Show the role of the key that the request has.", reply=CallerKey)
+    async def get_key(request: Request) -> Response:
+        """Show what the key of the request may do; a service without keys treats every caller as an admin."""
+        assert keys is not None
+        header = request.headers.get("authorization")
+        key = keys.identify(None if header is None else header.encode("latin-1"))
+        return json_response(CallerKey(key.id, key.role, key.loop, key.expires))
+
+    return routes
 
 
 def loop_routes(admin: Admin) -> Routes:

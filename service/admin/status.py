@@ -46,6 +46,11 @@ class MachineStatus:
     def __init__(self, context: RankerContext, store: str, folder: Path | None = None, disk: Path = Path()) -> None:
         self._context, self._store, self._folder, self._disk = context, store, folder, disk
 
+    @property
+    def folder(self) -> Path | None:
+        """The folder that all processes of the machine share; None without one."""
+        return self._folder
+
     def processes(self) -> list[dict[str, Any]]:
         """Return the machine's processes with role, pid, uptime and restarts."""
         if self._folder is None:
@@ -77,7 +82,7 @@ class MachineStatus:
             "sqlite": sqlite3.sqlite_version,
             "position": sum(head.last for name, head in heads.items() if name in loops),
             "learned_position": sum(loop.view.position for loop in loops.values()),
-            "trouble": self._trouble() or self._standing_still(),
+            "trouble": self.trouble(),
             "rebuilt": 0 if learner is None else learner.rebuilt,
             "published_bytes": 0 if learner is None else learner.published_bytes,
             "staleness_seconds": round(self._context.models.staleness(), 3),
@@ -138,6 +143,10 @@ class MachineStatus:
         if learner is not None and learner.incomplete:
             return f"still learned from the log: {', '.join(learner.incomplete[:MOST_NAMED])}"
         return None
+
+    def trouble(self) -> str | None:
+        """Return what is wrong with the service as a whole, or with some of its loops; None if nothing is."""
+        return self._trouble() or self._standing_still()
 
     def _trouble(self) -> str | None:
         models = self._context.models

@@ -31,8 +31,8 @@ _PATTERNS = (  # the first that matches a path counts
     ("azure", r"/personalizer(/|$)"),
     ("devices", r"/federated/|/devices$"),
     ("decide", r"/(rank|recommend|feedback|popular|similar)(/|$)|/(reward|rewards|activate)$"),
-    ("evaluate", r"/(lift|report|what-if|personal|evaluations|events|unmatched|decisions)(/|$)"),
-    ("operate", r"^/(v1/status|metrics|healthz|readyz)$"),
+    ("evaluate", r"/(lift|report|what-if|personal|evaluations|events|unmatched|decisions|experiments|state)(/|$)"),
+    ("operate", r"^/(v1/(status|overview|key)|metrics|healthz|readyz)$"),
     ("manage", r"^/v1/"),
     ("pages", ""),
 )
@@ -53,6 +53,7 @@ WITH_BODY = {
     413: "The body is too large.",
     415: "The body is of another type.",
 }
+OF_KEYS = "/v1/key"  # a route that checks the key itself
 TAG = {"ETag": {"description": "The version and a checksum, in quotes.", "schema": {"type": "string"}}}
 SETTINGS_TAG = {"ETag": {"description": "The version of the settings, in quotes.", "schema": {"type": "string"}}}
 
@@ -154,12 +155,14 @@ def _operation(route: Route, queries: Sequence[Json]) -> Json:
     if route.path.endswith("/federated/model"):
         response["headers"] = TAG
         responses["304"] = {"description": "If-None-Match has the published version.", "headers": TAG}
-    if route.path.endswith("/settings"):
+    if route.path.endswith(("/settings", "/hold", "/resume")):
         response["headers"] = SETTINGS_TAG
     may_contradict = route.method != "GET" or "/federated/" in route.path  # devices cannot use every loop
-    failures = {503: ANY[503]} if route.roles is OPEN else {**ANY, **(CHANGES if may_contradict else {})}
+    needs_key = route.roles is not OPEN or route.path == OF_KEYS
+    open_failures = {status: ANY[status] for status in (401, 503) if status == 503 or needs_key}
+    failures = open_failures if route.roles is OPEN else {**ANY, **(CHANGES if may_contradict else {})}
     failures |= WITH_BODY if route.body is not None else {}
-    if route.path.endswith("/settings") and route.method != "GET":
+    if route.path.endswith(("/settings", "/hold", "/resume")) and route.method != "GET":
         failures[412] = "The settings have another version than If-Match names."
     for status, text in failures.items():
         responses[str(status)] = {"description": text, "content": _content(route.error, JSON)}
@@ -168,7 +171,7 @@ def _operation(route: Route, queries: Sequence[Json]) -> Json:
         "summary": route.summary,
         "description": cleandoc(route.endpoint.__doc__ or "").replace("``", "`"),
         "operationId": "_".join([route.method.lower(), *(segment.strip("{}") for segment in segments)]),
-        "security": [] if route.roles is OPEN else [{"key": []}],
+        "security": [{"key": []}] if needs_key else [],
         "responses": responses,
     }
     if parameters:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import re
 from base64 import b64encode
 from collections.abc import Awaitable, Callable, Mapping
@@ -11,7 +12,7 @@ from importlib.resources import files
 from typing import Any
 
 import msgspec
-from fastapi import Response
+from fastapi import Request, Response
 from fastapi.openapi.docs import get_swagger_ui_html
 
 from service.http.openapi import Json, shortened
@@ -29,6 +30,10 @@ HEADERS = {
 }
 ASSETS = {"swagger-ui-bundle.js": "text/javascript", "swagger-ui.css": "text/css"}
 CACHED = {"Cache-Control": "public, max-age=86400"}
+PRIVATE = {"Cache-Control": "private, no-cache"}  # of data, which each request asks for again
+TAG_DIGITS = 24
+LEAST_PACKED = 1_000  # bytes; less is not worth compressing
+PACKING = 5  # level of compression of what changes
 # As the dashboard's, but Swagger UI has one inline script, sets inline styles and writes HTML.
 DOCS_POLICY = (
     "default-src 'none'; script-src 'self' {script}; style-src 'self' 'unsafe-inline'; connect-src 'self'; "
@@ -67,13 +72,34 @@ def docs_routes(title: str, openapi: Callable[[], Json]) -> list[Route]:
     return [Route(method="GET", path=path, roles=OPEN, endpoint=endpoint) for path, endpoint in endpoints.items()]
 
 
-def fixed_response(content: bytes, media_type: str, headers: Mapping[str, str]) -> Callable[[], Awaitable[Response]]:
-    """Return an endpoint with a fixed response."""
+def fixed_response(
+    content: bytes, media_type: str, headers: Mapping[str, str]
+) -> Callable[[Request], Awaitable[Response]]:
+    """Return an endpoint with a fixed response, compressed on the first request that takes gzip."""
+    packed = cache(lambda: gzip.compress(content, mtime=0))
 
-    async def send() -> Response:
-        return Response(content, media_type=media_type, headers=headers)
+    async def send(request: Request) -> Response:
+        return conditional_response(request, content, media_type, headers, packed)
 
     return send
+
+
+def conditional_response(
+    request: Request,
+    content: bytes,
+    media_type: str,
+    headers: Mapping[str, str] = PRIVATE,
+    packed: Callable[[], bytes] | None = None,
+) -> Response:
+    """Return a response with an entity tag: 304 if the client has this content, else compressed if it takes gzip."""
+    tag = f'"{sha256(content).hexdigest()[:TAG_DIGITS]}"'
+    sent = {**headers, "ETag": tag, "Vary": "Accept-Encoding, Authorization"}
+    if tag in request.headers.get("if-none-match", ""):
+        return Response(status_code=304, headers=sent)
+    if len(content) >= LEAST_PACKED and "gzip" in request.headers.get("accept-encoding", ""):
+        content = gzip.compress(content, PACKING, mtime=0) if packed is None else packed()
+        sent["Content-Encoding"] = "gzip"
+    return Response(content, media_type=media_type, headers=sent)
 
 
 def _made_once(make: Callable[[], Json]) -> Callable[[], Response]:

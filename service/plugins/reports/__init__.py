@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,10 +15,22 @@ if TYPE_CHECKING:
 
 
 def _routes(core: Core) -> list[Route]:
+    from service.plugins.reports.overview import Summaries
     from service.plugins.reports.reports import Reports
-    from service.plugins.reports.routes import page_routes, report_routes
+    from service.plugins.reports.routes import overview_routes, page_routes, report_routes
 
-    return [*report_routes(Reports(core.context)).all, *page_routes(core.root_path).all]
+    reports = report_routes(Reports(core.context)).all
+    overview = overview_routes(Summaries(core.context, core.status)).all
+    return [*reports, *overview, *page_routes(core.root_path).all]
+
+
+async def _watch(core: Core, folder: Path) -> None:
+    from service.plugins.reports.overview import Summaries
+
+    summaries = Summaries(core.context, core.status).watch(folder / "summaries.lock")
+    async with asyncio.TaskGroup() as group:
+        group.create_task(_watch_guardrails(core, folder))
+        group.create_task(summaries)
 
 
 async def _watch_guardrails(core: Core, folder: Path) -> None:
@@ -34,4 +47,4 @@ def _commands(app: typer.Typer) -> None:
     app.command()(commands.report)
 
 
-plugin = Plugin(name="reports", routes=_routes, background=_watch_guardrails, commands=_commands)
+plugin = Plugin(name="reports", routes=_routes, background=_watch, commands=_commands)

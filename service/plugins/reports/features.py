@@ -9,7 +9,7 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
-from bandits.evaluation.importance import ACTION, flat_names, names_in, scored_columns
+from bandits.evaluation.importance import ACTION, flat_names, names_in
 from service.hints import about
 
 SAMPLED = 2_000  # newest finished events to analyze
@@ -42,9 +42,11 @@ class FeatureSample(NamedTuple):
 
     position: int
     reward: float
+    is_control: bool = False
 
 
 Rows = list[dict[str, Any]]  # for ``bandits.evaluation.importance``
+Columns = list[tuple[str, str, float, list[Any]]]  # of ``scored_columns``
 
 
 class FeatureSamples:
@@ -64,10 +66,13 @@ class FeatureSamples:
                 self.earlier.append(passed)
 
 
-def features_of(rows: Rows, earlier: Rows, catalogue: Mapping[str, msgspec.Raw]) -> list[Feature]:
-    """Return the features of events, the most important ones first, those that are gone since earlier ones last."""
+def features_of(rows: Rows, columns: Columns, earlier: Rows, catalogue: Mapping[str, msgspec.Raw]) -> list[Feature]:
+    """Return the features of events, the most important ones first, those that are gone since earlier ones last.
+
+    ``columns`` are the ``scored_columns`` of the rows.
+    """
     present = []
-    for kind, name, score, values in scored_columns(rows):
+    for kind, name, score, values in columns:
         n_missing = values.count(None)
         n_values = len(set(values)) - bool(n_missing)
         note = "constant" if n_values == 1 and not n_missing else ""

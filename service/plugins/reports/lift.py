@@ -159,7 +159,7 @@ class Experiment:
     def _begin(self, position: int, time: int) -> None:
         """Begin a new experiment: users' rewards so far are those from before it."""
         if self.control.share and any(sums.users for sums in self.arms.values()):
-            self.past.append(msgspec.structs.replace(self.report(), held=None, ended=iso_time(time)))
+            self.past.append(self.report(iso_time(time)))
         for (name, _), sums in self.arms.items():
             for user, numbers in sums.users.items():
                 self.before[name].add(user, *numbers)
@@ -185,14 +185,14 @@ class Experiment:
                 resumed.add(user, value)
                 resumed.n_rewarded += is_rewarded
 
-    def report(self) -> LiftReport:
-        """Return the lift report."""
+    def report(self, ended: str | None = None) -> LiftReport:
+        """Return the lift report; ``ended`` is when the experiment ended, None if it goes on."""
         control = self.arms["", True].arm(self.before[""])
         treatment = self.arms["", False].arm(self.before[""])
         measured = lift(control, treatment)
         half = None if measured.absolute is None else (measured.absolute.high - measured.absolute.low) / 4
         share = self.control.share
-        held = self._held()
+        held = self._held() if ended is None else None
         return LiftReport(
             experiment=self.control.experiment,
             began=iso_time(self.began),
@@ -210,6 +210,7 @@ class Experiment:
             outcomes=_outcomes(self.arms, self.before),
             held=held,
             paused_seconds=self._paused / 1e6,
+            ended=ended,
         )
 
     def guarded(self) -> list[OutcomeLift]:
@@ -255,15 +256,15 @@ def sentence(measured: Lift) -> str:
         return f"Not enough data yet: {measured.missing}."
     value, low, high = measured.absolute
     verdict = "earns more than" if low > 0 else "earns less than" if high < 0 else "cannot be told apart yet from"
-    each, least, most = _alike(value, low, high)
+    each, least, most = alike(value, low, high)
     text = f"The policy {verdict} its control group: {each} per event, 95% interval {least} to {most}"
     if measured.relative is not None:
-        share, least, most = _alike(*(100 * bound for bound in measured.relative))
+        share, least, most = alike(*(100 * bound for bound in measured.relative))
         text += f"; {share}% ({least}% to {most}%)"
     return f"{text}. The interval is valid at any time."
 
 
-def _alike(value: float, low: float, high: float) -> list[str]:
+def alike(value: float, low: float, high: float) -> list[str]:
     """Return an estimate and its bounds with the decimals that the width deserves, as the dashboard does."""
     width = high - low
     places = max(0, 1 - math.floor(math.log10(width))) if 0 < width < math.inf else 4

@@ -11,13 +11,8 @@ import msgspec
 from service.http.pages import source_hash
 
 SCRIPT = "text/javascript"
-ASSETS = {
-    "dashboard.js": SCRIPT,
-    "manage.js": SCRIPT,
-    "parts.js": SCRIPT,
-    "demo.js": SCRIPT,
-    "dashboard.css": "text/css",
-}
+MODULES = ("parts.js", "charts.js", "manage.js", "events.js", "overview.js", "loop.js", "dashboard.js")  # in this order
+ASSETS = {**dict.fromkeys((*MODULES, "demo.js"), SCRIPT), "dashboard.css": "text/css"}
 PAGES = {"/": "dashboard.html", "/demo": "demo.html"}
 
 
@@ -57,7 +52,7 @@ def report_page(loop: str, report: bytes) -> bytes:
 
 def _bundled() -> str:
     """Return the dashboard's scripts as one module."""
-    lines = "".join(asset(name).decode() for name in ("parts.js", "manage.js", "dashboard.js")).splitlines()
+    lines = "".join(asset(name).decode() for name in MODULES).splitlines()
     return "\n".join(line for line in lines if not line.startswith("import ")) + "\n"
 
 

@@ -20,6 +20,7 @@ from zlib import crc32
 import msgspec
 import numpy as np
 
+from bandits.evaluation.importance import scored_columns
 from bandits.evaluation.over_time import snips_by_bucket, snips_so_far
 from bandits.evaluation.table import LEAST_PROBABILITY, number_users
 from fedres.checks import Array
@@ -49,6 +50,7 @@ from service.log.records import (
 )
 from service.log.writer import is_pruned
 from service.outcomes import Guardrail
+from service.plugins.reports.actions import ActionsReport, action_reports, segments_of
 from service.plugins.reports.devices import DeviceList, DeviceLog
 from service.plugins.reports.features import FeatureSample, FeatureSamples, features_of
 from service.plugins.reports.lift import Experiment, Experiments, LiftReport, OutcomeLift
@@ -62,12 +64,14 @@ from service.plugins.reports.report import (
     LoopReport,
     PageLog,
     RewardSeries,
+    SettingsChange,
     buckets,
     drift_of,
     reward_series,
     traffic_of,
     values_of,
 )
+from service.plugins.reports.summary import HourlyCounts, LoopSummary, actions_of, lift_summary, line, standing
 from service.plugins.reports.what_if import WhatIf, candidates, what_if
 from service.settings import Settings
 from service.times import iso_time
@@ -88,6 +92,8 @@ USER_BYTES = ITEM_BYTES = 300  # of memory, about, for the sums of a user, an it
 FEEDBACK_BYTES = 200
 DELAYS = (0.1, 0.3, 1, 3, 10, 30, 60, 180, 600, 1800, 3600, 10_800, 43_200, 86_400, 604_800)  # seconds
 COLLAPSED, WATCHED = 0.95, 200  # alarm: this share of so many of the newest decisions took one action
+MOST_CHANGES = 20  # of the settings, for marks in charts
+LONGEST_CHANGE = 200  # characters
 LOST = 0.05  # alarm: share of rewards that are late or have no event
 
 
@@ -109,6 +115,8 @@ class LoopReader:
         self.feedback: deque[tuple[int, str, float]] = deque(maxlen=MOST)  # when it happened, action and reward
         self._samples, self._devices, self._pages, self._n_learned = FeatureSamples(), DeviceLog(), PageLog(), 0
         self._catalogue = CatalogueFeatures()
+        self._hours = HourlyCounts()
+        self._changes: deque[SettingsChange] = deque(maxlen=MOST_CHANGES)
         self._apprentice: set[str] = set()
         self._join, self._settings, self._newest = Join(), dict[int, Settings](), 0
         self._rest, self._report_until = rest, 0.0
@@ -136,6 +144,9 @@ class LoopReader:
         self.position, self.time = entry.position, entry.time
         if entry.kind in (LOOP, SETTINGS):
             settings = self._settings[entry.position] = read_settings_body(entry.body)
+            if entry.kind == SETTINGS and self._newest:
+                text = described_change(self._settings[self._newest], settings)
+                self._changes.append(SettingsChange(entry.time / 1e6, text))
             self._newest = entry.position
             self.experiment.take_settings(settings.control, entry.position, entry.time)
         elif entry.kind == ERASED:
@@ -179,6 +190,7 @@ class LoopReader:
                 self.feedback.append((sent.happened or entry.time, sent.actions[0].id, logged.feedback))
             return
         self.funnel.ranked += 1
+        self._hours.add(entry.time)
         if logged.agreed is not None:
             self._apprentice.add(entry.event)
         if not entry.body:
@@ -215,7 +227,7 @@ class LoopReader:
         self._n_learned += reward is not None and (not decided.control or settings.control.learns)
         decision = self.decisions.finish(event, reward)
         if decision is not None and reward is not None:
-            self._samples.add(FeatureSample(decision.position, reward))
+            self._samples.add(FeatureSample(decision.position, reward, decision.control))
         if event in self._apprentice:
             self._apprentice.remove(event)
         elif reward is not None and not settings.control.hold:  # a hold pauses the experiment
@@ -276,6 +288,7 @@ class LoopReader:
                 "actions": [{"id": taken.action, "features": decode(taken.features)}],
                 "action": taken.action,
                 "reward": sample.reward,
+                "is_control": sample.is_control,
             }
             for sample, taken in self._sampled(samples)
         ]
@@ -319,6 +332,7 @@ class LoopReader:
         uniform = snips_so_far(bucket[evaluable], reward[evaluable], weight[evaluable], user[evaluable], n)
         drift = drift_of(of_policy)
         lift = self.lift() if self.experiment.control.share else None
+        sampled = self._rows(self._samples.newest)
         return LoopReport(
             position=self.position,
             time=iso_time(self.time),
@@ -332,7 +346,7 @@ class LoopReader:
             funnel=msgspec.structs.replace(self.funnel, waiting=self._join.n_waiting),
             delays=Delays(DELAYS, self.delays),
             features=features_of(
-                self._rows(self._samples.newest), self._rows(self._samples.earlier), self._catalogue.by_id
+                sampled, scored_columns(sampled), self._rows(self._samples.earlier), self._catalogue.by_id
             ),
             drift=drift,
             devices=self._devices.summary(self.time),
@@ -345,11 +359,41 @@ class LoopReader:
             events_since=time_or_none(self.pruned_before),
             one_in=self.decisions.one_in,
             older_left_out=self.decisions.older_left_out,
+            changes=[*self._changes],
         )
 
     def lift(self) -> LiftReport:
         """Return the lift against the control group, by the events in the log."""
         return msgspec.structs.replace(self.experiment.report(), events_since=time_or_none(self.pruned_before))
+
+    def summary(self, now: int) -> LoopSummary:
+        """Return the summary for the first page of the dashboard at a time in microseconds."""
+        rewarded = [decision for decision in self.finished if decision.reward is not None]
+        of_policy = [decision for decision in rewarded if not decision.control]
+        of_control = [decision for decision in rewarded if decision.control]
+        low = min((decision.time for decision in rewarded), default=0)
+        high = max((decision.time for decision in rewarded), default=0)
+        actions, n_actions = actions_of(of_policy)
+        lift = self.lift() if self.experiment.control.share else None
+        return LoopSummary(
+            position=self.position,
+            time=iso_time(self.time),
+            decisions_day=self._hours.of_day(now),
+            actions=actions,
+            n_actions=n_actions,
+            policy=line(of_policy, low, high),
+            control=line(of_control, low, high),
+            lift=lift_summary(lift),
+            held_since=iso_time(self.experiment.held_since) if self.experiment.held_since else None,
+            alarms=standing(self._alarms(rewarded, lift, drift_of(of_policy))),
+        )
+
+    def actions_report(self) -> ActionsReport:
+        """Return what the policy decides: rewards by action, and actions by the strongest context features."""
+        finished = self.finished
+        of_policy = [decision for decision in finished if decision.reward is not None and not decision.control]
+        rows = self._rows(self._samples.newest)
+        return ActionsReport(action_reports(of_policy), segments_of(rows, scored_columns(rows)))
 
     def experiments(self) -> Experiments:
         """Return the experiments, the newest first, with their results."""
@@ -386,6 +430,22 @@ class LoopReader:
                 why = "came after the wait time" if code == "late_rewards" else "had no event"
                 alarms.append(Alarm(code, f"{n} of {arrived} rewards {why} and do not count."))
         return alarms
+
+
+def described_change(before: Settings, after: Settings) -> str:
+    """Return what has changed in words, such as "floor 0.05 to 0.08"."""
+    if after.control.hold and not before.control.hold:
+        return f"held: {after.control.hold}"[:LONGEST_CHANGE]
+    if before.control.hold and not after.control.hold:
+        return "resumed"
+    old = msgspec.to_builtins(before)
+    new = msgspec.to_builtins(after)
+    names = [name for name in new if old[name] != new[name]]
+    texts = [
+        f"{name} {msgspec.json.encode(old[name]).decode()} to {msgspec.json.encode(new[name]).decode()}"
+        for name in names
+    ]
+    return ", ".join(texts)[:LONGEST_CHANGE] or "nothing"
 
 
 def _guarded(guardrail: Guardrail, outcomes: Sequence[OutcomeLift]) -> Iterator[Alarm]:

@@ -179,6 +179,13 @@ class Alarm(msgspec.Struct):
     revert: Annotated[bool, about("Whether the alarm lets the baseline decide for everybody.", True)] = False
 
 
+class SettingsChange(msgspec.Struct):
+    """A change of the settings, for marks in charts."""
+
+    time: Annotated[float, about("When, in seconds since 1970.", 1793534400.0)]
+    text: Annotated[str, about("What has changed.", "floor 0.05 to 0.08")]
+
+
 class LoopReport(msgspec.Struct):
     """What a loop's log shows, up to a position."""
 
@@ -219,6 +226,7 @@ class LoopReport(msgspec.Struct):
     older_left_out: Annotated[
         bool, about("Whether older events are in counts only, because they are too many or too large.")
     ] = False
+    changes: Annotated[list[SettingsChange], about("The newest changes of the settings, the oldest first.")] = []
 
 
 def buckets(events: Sequence[FinishedDecision]) -> tuple[list[float], Array]:
@@ -246,9 +254,13 @@ def traffic_of(events: Sequence[FinishedDecision], bucket: Array, n: int) -> Tra
     counts = np.zeros((len(frequent) + others, n), int)
     for action, place in zip(taken, bucket, strict=True):
         counts[places.get(action, len(frequent)), place] += 1
-    share = counts / np.maximum(counts.sum(0), 1)
-    entropy = -(share * np.log(np.where(share > 0, share, 1.0))).sum(0) / np.log(max(len(counts), 2))
-    evenness = [round(float(e), 4) if total else None for e, total in zip(entropy, counts.sum(0), strict=True)]
+    numbers = {action: number for number, action in enumerate(dict.fromkeys(taken))}
+    chosen = np.array([bucket, [numbers[action] for action in taken]], int).reshape(2, -1)
+    pairs, n_pairs = np.unique(chosen, axis=1, return_counts=True)
+    totals = counts.sum(0)
+    share = n_pairs / totals[pairs[0]]
+    entropy = np.bincount(pairs[0], -share * np.log(share), n) / np.log(max(len(numbers), 2))
+    evenness = [round(abs(float(e)), 4) if total else None for e, total in zip(entropy, totals, strict=True)]
     return Traffic([*frequent, *([None] * others)], counts.tolist(), evenness)
 
 

@@ -50,6 +50,10 @@ class Reports:
         """Return the experiments of a loop, the newest first, ``Experiments`` as JSON."""
         return await self._read(loop, LoopReader.experiments)
 
+    async def actions_report(self, loop: str) -> bytes:
+        """Return what the policy decides, an ``ActionsReport`` as JSON."""
+        return await self._read(loop, LoopReader.actions_report)
+
     async def report(self, loop: str) -> bytes:
         """Return a ``LoopReport`` as JSON."""
         return await self._read(loop, LoopReader.report)

@@ -4,23 +4,31 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import Depends, Request, Response
+import msgspec
+from fastapi import Depends, Query, Request, Response
 from msgspec import Meta, Struct, field
 
+from fedres.event_ids import LONGEST_ID
 from service.hints import about
-from service.http.pages import HEADERS, fixed_response
+from service.http.pages import HEADERS, conditional_response, fixed_response
 from service.http.replies import json_response
 from service.http.request import loop_of, read_json, user_of
 from service.http.routes import ADMIN, HTML, JSON, OPEN, PARAMETERS, READ, Routes
+from service.plugins.reports.actions import ActionsReport
 from service.plugins.reports.devices import DeviceList
 from service.plugins.reports.event_details import EventDetails, UserDecisions
 from service.plugins.reports.lift import Experiments, LiftReport
+from service.plugins.reports.overview import LoopState, Overview, Summaries
 from service.plugins.reports.page import ASSETS, PAGES, asset, page
 from service.plugins.reports.personalization import Personalization
 from service.plugins.reports.report import LoopReport
 from service.plugins.reports.reports import Reports
+from service.plugins.reports.setting_forms import settings_schema
+from service.plugins.reports.verdicts import State
 from service.plugins.reports.what_if import WhatIf
 from service.rank.requests import Id
+
+MOST_LISTED = 1_000  # loops in an overview
 
 Loop = Annotated[str, Depends(loop_of)]
 User = Annotated[str, Depends(user_of)]
@@ -68,12 +76,17 @@ def report_routes(reports: Reports) -> Routes:
         """List the experiments with their results, the newest first; a change of the control group ends one."""
         return Response(await reports.experiments(loop), media_type=JSON)
 
+    @routes.of_loop("GET", "/actions/report", READ, "Show rewards by action and by context.", reply=ActionsReport)
+    async def get_actions_report(loop: Loop, request: Request) -> Response:
+        """Show what the policy decides: share and reward of each action, and which action goes to which context."""
+        return conditional_response(request, await reports.actions_report(loop), JSON)
+
     @routes.of_loop("GET", "/report", READ, "Summarize a loop from its log.", reply=LoopReport)
-    async def get_report(loop: Loop) -> Response:
+    async def get_report(loop: Loop, request: Request) -> Response:
         """Summarize the loop for the dashboard: rewards by time, actions, delays, features, drift, lift,
         estimates for other policies and alarms.
         """
-        return Response(await reports.report(loop), media_type=JSON)
+        return conditional_response(request, await reports.report(loop), JSON)
 
     @routes.of_loop("POST", "/what-if", READ, "Estimate other settings from the log.", body=WhatIfRequest, reply=WhatIf)
     async def what_if(loop: Loop, request: Request) -> Response:
@@ -121,6 +134,36 @@ def _detail_routes(routes: Routes, reports: Reports) -> None:
         sent = await read_json(request, Evaluate)
         document = await reports.evaluate(loop, sent.policies, sent.estimators, time_uniform=sent.time_uniform)
         return json_response(document)
+
+
+def overview_routes(summaries: Summaries) -> Routes:
+    """Return the routes of the first page of the dashboard, and of a loop's state on it."""
+    routes = Routes()
+
+    @routes.of_service(
+        "GET", "/v1/overview", READ, "Show the state of all loops.", reply=Overview, query=("has", "state", "limit")
+    )
+    async def get_overview(
+        request: Request,
+        has: Annotated[str, Query(max_length=LONGEST_ID, description="Part of the names of loops.")] = "",
+        state: Annotated[State | None, Query(description="State of the loops to list.")] = None,
+        limit: Annotated[int, Query(ge=1, le=MOST_LISTED, description="Loops to list at most.")] = 100,
+    ) -> Response:
+        """Show a verdict on each loop with what it rests on, the most urgent loops first."""
+        overview = await summaries.overview(has, state, limit)
+        return conditional_response(request, msgspec.json.encode(overview), JSON)
+
+    @routes.of_loop("GET", "/state", READ, "Show a loop's state and verdict.", reply=LoopState)
+    async def get_state(loop: Loop) -> Response:
+        """Show the verdict on a loop with what it rests on, as the overview of all loops has it."""
+        return json_response(await summaries.state(loop))
+
+    @routes.of_loop("GET", "/settings/schema", ADMIN, "Describe the settings, for forms.", reply=JSON)
+    async def get_schema(request: Request) -> Response:
+        """Show types, meanings and defaults of the settings, and which of them a model or a policy does not use."""
+        return conditional_response(request, settings_schema(), JSON)
+
+    return routes
 
 
 def page_routes(root_path: str = "") -> Routes:

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from fedres.checks import Array
-from fedres.policies import POLICIES, loop_rule
+from fedres.policies import HOSTED, POLICIES, loop_rule
 from fedres.policies.kernels import explore, spread
 from service.hints import about
 from service.plugins.reports.lift import Bounds, bounds
@@ -45,6 +45,10 @@ class WhatIf(msgspec.Struct):
     events: Annotated[int, about("Finished decisions of the policy that the estimates use.")]
     logged: Annotated[Bounds | None, about("Reward per event in the log; null below 100 events.")]
     estimates: Annotated[list[SettingsEstimate], about("An estimate for each change, in the order of the request.")]
+    now: Annotated[
+        dict[str, Any],
+        about("The policy in force, with the settings of exploration that it uses.", {"policy": "greedy"}),
+    ] = {}
 
 
 def candidates(now: Settings) -> list[dict[str, Any]]:
@@ -76,12 +80,17 @@ def what_if(
     events = newest_within(events, MOST_EVALUATED, MOST_PAIRS)
     if len(events) < LEAST_EVALUATED:
         missing = f"{LEAST_EVALUATED} decisions are needed, and there are {len(events)} so far"
-        return WhatIf(
-            len(events), None, [SettingsEstimate(changes, None, None, None, missing) for changes in all_changes]
-        )
+        unknown = [SettingsEstimate(changes, None, None, None, missing) for changes in all_changes]
+        return WhatIf(len(events), None, unknown, used(now))
     estimates = [_estimate(changes, events, settings, now) for changes in all_changes]
     [logged] = evaluated(events, [], now.reward_range)
-    return WhatIf(len(events), bounds(logged.value, logged.low, logged.high), estimates)
+    return WhatIf(len(events), bounds(logged.value, logged.low, logged.high), estimates, used(now))
+
+
+def used(now: Settings) -> dict[str, Any]:
+    """Return the policy and the settings of exploration that it uses."""
+    values = {"gamma": now.greed, "floor": now.floor, "epsilon": now.epsilon}
+    return {"policy": now.policy, **{name: values[name] for name in HOSTED[str(now.policy)] if name in values}}
 
 
 def _estimate(

@@ -11,6 +11,7 @@ from service.app import declared_routes
 from service.http.keys import ROLES
 from service.http.pages import docs_routes
 from service.http.request import Limits
+from service.plugins.reports.page import ASSETS
 
 OPEN_TO = {  # what each role may do; admin may do everything
     "rank": {
@@ -39,7 +40,10 @@ OPEN_TO = {  # what each role may do; admin may do everything
         "POST /federated/updates",
         "GET /federated/round",
     },
-    "read": {"GET /lift", "GET /report", "GET /personal", "POST /what-if"},
+    "read": {
+        *("GET /lift", "GET /report", "GET /personal", "POST /what-if"),
+        *("GET /state", "GET /experiments", "GET /actions/report"),
+    },
 }
 PAGES = {
     ("GET", path)
@@ -47,12 +51,8 @@ PAGES = {
 }
 NO_KEY = {
     "GET /",
-    "GET /dashboard.js",
-    "GET /parts.js",
-    "GET /manage.js",
-    "GET /dashboard.css",
     "GET /demo",
-    "GET /demo.js",
+    *(f"GET /{name}" for name in ASSETS),
     "GET /healthz",
     "GET /readyz",
     *(f"{method} {path}" for method, path in PAGES),
@@ -68,6 +68,9 @@ ADMIN_OF_A_LOOP = {
     "GET /settings",
     "PUT /settings",
     "PATCH /settings",
+    "GET /settings/schema",
+    "POST /hold",
+    "POST /resume",
     "PUT /model",
     "GET /users/{user}/model",
     "POST /evaluations",
@@ -95,7 +98,8 @@ ADMIN_OF_A_LOOP = {
     "PUT /personalizer/featureImportances/{importance_id}",
     "DELETE /personalizer/featureImportances/{importance_id}",
 }
-READ = {"GET /v1/loops", "GET /v1/status", "GET /metrics"}
+READ = {"GET /v1/loops", "GET /v1/status", "GET /v1/overview", "GET /metrics"}
+ANY_KEY = "GET /v1/key"  # about the key itself
 ADMIN_OF_THE_SERVICE = {
     "POST /v1/loops",
     *READ,
@@ -124,7 +128,7 @@ def below(path):
     match = re.fullmatch(r"(?:/loops/\{loop\})?(/personalizer)(?:/\{version\})?(/.*)", path)
     if match:
         return match[1] + match[2]
-    match = re.fullmatch(r"/v1(?:/loops/\{loop\})?(/(?!loops|status).*)", path)
+    match = re.fullmatch(r"/v1(?:/loops/\{loop\})?(/(?!loops|status|overview|key).*)", path)
     return match and match[1]
 
 
@@ -148,6 +152,8 @@ def expected(method, path, who):
         return 0
     if who == "none":
         return 401
+    if f"{method} {path}" == ANY_KEY:
+        return 0
     role, loops = who.split(" of ")
     of_loop = below(path)
     if of_loop is None and f"{method} {path}" not in ADMIN_OF_ITSELF:

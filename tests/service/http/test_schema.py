@@ -24,6 +24,7 @@ from service.errors import ApiError
 from service.http.hot import Batch, Reward, RewardBatch
 from service.http.request import Limits, decode
 from service.plugins.devices.routes import Residuals, Scoring, Updates
+from service.plugins.reports.page import ASSETS
 from service.rank.requests import RankRequest
 from service.rank.slots import SlotsRequest
 
@@ -36,12 +37,9 @@ CHECKS = [
 ]
 TAKE_NOTHING = (
     "/",
-    "/dashboard.js",
-    "/parts.js",
-    "/manage.js",
-    "/dashboard.css",
     "/demo",
-    "/demo.js",
+    *(f"/{name}" for name in ASSETS),
+    "/v1/key",
     "/healthz",
     "/readyz",
 )  # nothing can be wrong with such a request
