@@ -8,7 +8,7 @@ import msgspec
 from fastapi import Depends, Query, Request, Response
 from msgspec import Meta, Struct, field
 
-from fedres.event_ids import LONGEST_ID
+from fedres_client.event_ids import LONGEST_ID
 from service.hints import about
 from service.http.pages import HEADERS, conditional_response, fixed_response
 from service.http.replies import json_response
