@@ -23,7 +23,8 @@ ROOT = Path(__file__).parents[1]
 MOST_BYTES = 300_000  # of the client's wheel
 OF_CLIENT = {"anyio", "certifi", "fedres-client", "h11", "httpcore", "httpx", "idna", "msgspec"}
 OF_OLDER_PYTHON = {"exceptiongroup", "typing_extensions"}
-OLDEST = "python3.9"  # which the client runs on; it is tried where it is installed
+# The client runs on this version of Python; it is tried if it is installed.
+OLDEST = "python3.9"
 
 BASE = """
 from fedres.client import Client

@@ -35,7 +35,8 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
     version: int = 0  # of the newest model
     n_learned: int = 0
     number: int | None = None  # of this client, in loops whose learner counts them
-    draw_prefix: str = ""  # what precedes an event's id where its number is drawn
+    # The prefix of an event's id in the draw of its number.
+    draw_prefix: str = ""
 
 
 def probabilities(scores: Array, widths: Array, allowed: Array, settings: Round, n_learned: int) -> Array:

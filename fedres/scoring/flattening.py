@@ -37,7 +37,8 @@ class FeatureLimits:
     name: int = 1_000  # characters of a name, an indicator's value included
     crosses: int = 250_000  # (context features + 1) × features of all actions
     number: float = LARGEST  # size of a number
-    advice: str = ""  # what to do with larger ones
+    # Advice in the error about a number that is larger.
+    advice: str = ""
     arrays_of_objects: bool = False  # as Vowpal Wabbit writes namespaces; what is in them is named `array[0].name`
 
     def __post_init__(self) -> None:

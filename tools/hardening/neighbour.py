@@ -29,7 +29,7 @@ SECONDS = 6.0
 PER_SECOND = 100
 SETTLE_SECONDS = 2.0
 
-# What the quiet loop may notice: times the p99 alone, and seconds.
+# Limits of the harm to the quiet loop: times the p99 alone, and seconds.
 MOST_TIMES = 3.0
 MOST_LEARNED = 5.0
 MOST_REPORT = 10.0

@@ -81,7 +81,7 @@ class Round(Struct):
     gamma: Annotated[float, about("γ of the SquareCB policies, with the default if the setting is null.")]
     learning_rate: Annotated[float, about("Setting learning_rate of the models.")]
     largest_number: Annotated[float, about("Setting largest_number: the bound of numbers in features.")]
-    draw_prefix: Annotated[str, about("What precedes an event's id where its number is drawn.", "shop\0")]
+    draw_prefix: Annotated[str, about("Prefix of an event's id in the draw of its number.", "shop\0")]
     reward_range: Annotated[
         Annotated[list[float], Meta(min_length=2, max_length=2)],
         about("Setting reward_range: smallest and largest reward."),
