@@ -225,13 +225,29 @@ class Follower:
         erased = [entry for entry in self.log.of_kind(name, ERASED) if entry.position > state.metadata.created_at]
         with blaming(self.log, erased[-1:]):
             erased = [entry for entry in erased if decode_erased(entry.body).base]  # others were of a deleted loop
-        if erased:
-            base = decode_erased(erased[-1].body).base
+        base = decode_erased(erased[-1].body).base if erased else 0
+        if erased and self._is_of_another_version(state, erased[-1]):
+            message = "loop %r is learned from the records that its log still has: its base is of another version"
+            logging.getLogger(__name__).warning(message, name)
+            state.unreadable_base = base
+        elif erased:
             state.learn_from = base + 1
             yield from self.join_again(state, base)
             yield from self.install(state, erased[-1], base)
             state.metadata.base = base  # also if its shared model was dropped
             self.positions[name] = base
+
+    def _is_of_another_version(self, state: LoopState, erased: Entry) -> bool:
+        """Return whether another version of the model wrote the base of an erasure."""
+        shared: bytes | None = None
+        after = state.metadata.created_at
+        while entries := self.log.of_kind(state.metadata.name, BASE, after, limit=500):
+            for entry in entries:
+                if entry.user is None and entry.position < erased.position:
+                    with blaming(self.log, [entry]):
+                        shared = msgspec.msgpack.decode(entry.body, type=Base).shared
+            after = entries[-1].position
+        return shared is not None and state.kind.is_of_another_version(shared)
 
     def begin(self, made: Entry) -> LoopState:
         with blaming(self.log, [made]):
@@ -256,9 +272,13 @@ class Follower:
         metadata = state.metadata
         if entry.user is not None:
             personal = msgspec.msgpack.decode(entry.body, type=PersonalBase)
+            if state.kind.is_of_another_version(personal.model):
+                return
             self.personal.put(metadata.id, entry.user, state.kind.personal_data(personal.changed, personal.model))
             return
         saved = msgspec.msgpack.decode(entry.body, type=Base)
+        if state.kind.is_of_another_version(saved.shared):
+            return
         state.shared = state.kind.from_bytes(metadata.settings, saved.shared)
         state.begin_at(base, saved.time)
         metadata.version, metadata.statistics, metadata.base = saved.version, saved.statistics, base

@@ -105,6 +105,7 @@ class LoopState:
         self.unsaved_actions: set[str] = set()  # changed since the snapshot
         self.forgotten: list[str] = []  # users that the snapshot may still have
         self.missed_erasure = False  # an erasure was complete before its beginning was read
+        self.unreadable_base = 0  # position of a base of another version, without which the loop is learned
         self.careful = False  # learn one event at a time, to find the one that cannot be learned
         self.is_midway = False  # in the middle of a record or a restart: it must not be published or saved
         self._work = 0.0  # since the last step ended
@@ -420,7 +421,8 @@ class LoopState:
         begun = not {*self.metadata.erasing.values(), *self.metadata.erased, self.metadata.pruned.token}.isdisjoint(
             tokens
         )
-        if entry.position >= self.learn_from and body.base > self.metadata.base and not begun:
+        least = max(self.metadata.base, self.unreadable_base)
+        if entry.position >= self.learn_from and body.base > least and not begun:
             self.missed_erasure = True
         for user in [user for user, token in self.metadata.erasing.items() if token in tokens]:
             events = self._ignored.pop(user, set()) | self.join.events_of(user)
@@ -430,7 +432,8 @@ class LoopState:
             self.personal.remove(self.metadata.id, [user])
             self.metadata.erasing = {name: token for name, token in self.metadata.erasing.items() if name != user}
             self.forgotten.append(user)  # the snapshot may still name this user
-        self.metadata.base = max(self.metadata.base, body.base)
+        if entry.position >= self.learn_from and body.base > least:
+            self.metadata.base = body.base
         if body.cut:
             if body.begun == self.metadata.pruned.begun:
                 self.metadata.pruned = msgspec.structs.replace(self.metadata.pruned, done=entry.position)

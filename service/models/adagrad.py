@@ -71,6 +71,11 @@ def new(settings: Settings) -> AdagradShared:
     return AdagradShared(SharedModel(settings.bits))
 
 
+def is_of_another_version(state: bytes) -> bool:
+    """Return whether another version of this file wrote a model; there is one version so far."""
+    return False
+
+
 def from_bytes(settings: Settings, state: bytes) -> AdagradShared:
     if not settings.is_dense:
         return AdagradShared(SharedModel.from_bytes(state))

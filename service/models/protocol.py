@@ -227,6 +227,9 @@ class ModelKind(Protocol):
     def new(self, settings: Settings) -> LearnerModel:
         """Return a model that has learned nothing."""
 
+    def is_of_another_version(self, state: bytes) -> bool:
+        """Return whether another version of the module wrote a model, shared or personal; it cannot be read."""
+
     def from_bytes(self, settings: Settings, state: bytes) -> LearnerModel:
         """Return the model that ``to_bytes`` wrote."""
 

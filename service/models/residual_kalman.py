@@ -108,6 +108,12 @@ def new(settings: Settings) -> KalmanShared:
     return KalmanShared(settings.reward_range)
 
 
+def is_of_another_version(state: bytes) -> bool:
+    """Return whether another version of this file wrote a model, shared or personal."""
+    mark = bytes(state[:4])
+    return mark.startswith(SHARED_FORMAT[:3]) and mark not in (SHARED_FORMAT, PERSONAL_FORMAT)
+
+
 def from_bytes(settings: Settings, state: bytes) -> KalmanShared:
     """Return the model that ``to_bytes`` wrote; refuse arrays that are unsafe for kernels."""
     mark = bytes(state[:4])
