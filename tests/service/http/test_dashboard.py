@@ -318,6 +318,10 @@ def test_an_admin_makes_a_loop_changes_its_settings_and_catalogue_and_starts_a_c
         page.keyboard.press("Enter")
         page.get_by_role("heading", name="Settings of shop").wait_for()
         expect(page.get_by_label("model", exact=True)).to_be_disabled()
+        labels = page.locator("label[for^=setting-]").all_inner_texts()
+        ignored = http.get("/v1/loops/shop/settings/schema").json()["ignored"]["residual-kalman"]
+        expected = http.get("/v1/loops/shop/settings").json()["settings"].keys() - {*ignored}
+        assert {label.split(".")[0] for label in labels} == expected  # each has a field
         page.get_by_label("policy", exact=True).select_option(label="squarecb")
         page.get_by_label("wait_time").fill("60")
         page.get_by_role("button", name="Save").click()

@@ -36,7 +36,6 @@ const GROUPS = {
   "Exploration": ["policy", "gamma", "floor", "epsilon", "apprentice", "draws_by_loop"],
   "Control group": ["control.share", "control.baseline", "control.experiment", "control.learn"],
   "Guardrails": ["guardrails"],
-  "Models": ["model", "personal", "learning_rate", "largest_number", "crosses", "global_learner", "hyperparameters", "bits", "timing", "defences", "update_interval"],
   "Storage": ["retention", "annotations"],
 };
 const isNull = part => part.type == "null";
@@ -91,7 +90,9 @@ export async function settingsPage(loop) {
   const [{ version, settings }, schema] = await Promise.all([json(`${loopPath(loop)}/settings`), json(`${loopPath(loop)}/settings/schema`)]);
   const fields = {};
   const ignored = schema.ignored[settings.model] ?? [];
-  const groups = Object.entries(GROUPS).map(([title, names]) => section(title, el("div", { class: "settings" },
+  const listed = Object.values(GROUPS).flat();
+  const rest = Object.keys(schema.properties).filter(name => !listed.includes(name));
+  const groups = Object.entries({ ...GROUPS, "Models": rest }).map(([title, names]) => section(title, el("div", { class: "settings" },
     names.filter(name => !ignored.includes(name)).map(name => fieldRow(name, fields, settings, schema)))));
   const save = act(async () => {
     clearErrors(Object.values(fields));
