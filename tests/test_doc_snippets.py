@@ -30,6 +30,7 @@ ELSEWHERE = {  # pages with code, and the tests that run it
     "operate/keys.md": "service/test_service_docs.py",
     "guides/devices.md": "service/test_service_docs.py",
     "reference/client.md": "service/test_service_docs.py",
+    "guides/typescript-client.md": "client/test_typescript.py",
     "operate/back-up.md": "service/test_log_docs.py",
     "reference/log.md": "service/test_log_docs.py",
     "reference/device-protocol.md": "service/test_service_docs.py",

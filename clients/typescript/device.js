@@ -3,9 +3,11 @@
 
 import { checkPrivacy, eventDraw, pick, probabilities } from "./choosing.js";
 import { IndexedDBStore, MemoryStore } from "./device_store.js";
-import { newEventId } from "./fedres.js";
+import { reasonOf } from "./errors.js";
 import { KalmanHalf, LinearHalf } from "./halves.js";
+import { newEventId } from "./ids.js";
 import { actionList, checkOptions, environment, features, identifier, identifiers, number } from "./inputs.js";
+import { clientHeaders } from "./transport.js";
 
 export { IndexedDBStore, MemoryStore };
 
@@ -46,6 +48,7 @@ export class FedresDevice {
   }
 
   constructor(url = environment("FEDRES_URL"), options) {
+    url = url instanceof URL ? url.href : url;
     if (!/^https?:\/\//.test(url)) throw new TypeError(`url, or FEDRES_URL, must begin with http:// or https://, got ${url}`);
     checkOptions("FedresDevice.open", options, OPTIONS);
     const { learner = "residual-kalman", privacy = null, store, syncSeconds = 5, openSeconds = 2, queueLimit = 10_000, ...inner } = options;
@@ -57,7 +60,7 @@ export class FedresDevice {
     [this.#learner, this.#privacy] = [learner, privacy];
     this.#url = `${url.replace(/\/$/, "")}/v1/loops/${encodeURIComponent(loop)}/federated`;
     [this.#client, this.#loop, this.#limit] = [client, loop, queueLimit];
-    this.#headers = key === undefined ? {} : { Authorization: `Bearer ${key}` };
+    this.#headers = clientHeaders(key);
     this.#fetch = inner.fetch ?? ((...words) => fetch(...words));
     this.#clock = inner.clock ?? Date.now;
     this.#random = inner.random ?? Math.random;
@@ -334,7 +337,7 @@ export class FedresDevice {
       return reply;
     } catch (error) {
       if (error instanceof Trouble) throw error;
-      throw new Trouble(`the service does not answer: ${error.message ?? error}`);
+      throw new Trouble(`the service does not answer: ${reasonOf(error)}`);
     }
   }
 

@@ -15,9 +15,11 @@ from service.app import create_app
 
 FILE = Path(__file__).with_name("schema.d.ts")
 PLAIN = {"string": "string", "number": "number", "integer": "number", "boolean": "boolean", "null": "null"}
+RENAMED = {"Error": "ErrorBody"}  # names that are global in TypeScript
 WANTED = (
     *("RankRequest", "RankResult", "Batch", "Decisions", "SlotsRequest", "SlotsResult", "Reward", "Error"),
     *("Settings", "Catalogue", "CatalogueChange", "Evaluate", "Unmatched", "NewLoop"),
+    *("LiftReport", "PopularItem", "SimilarItem", "FeedbackStored"),
     *("Residuals", "ResidualsStored", "Round"),
 )
 
@@ -43,7 +45,8 @@ def reachable(types: dict[str, Any]) -> list[str]:
 def type_of(schema: dict[str, Any]) -> str:
     """Return a schema in TypeScript."""
     if "$ref" in schema:
-        return str(schema["$ref"].rpartition("/")[2])
+        name = str(schema["$ref"].rpartition("/")[2])
+        return RENAMED.get(name, name)
     for union in ("anyOf", "oneOf"):
         if union in schema:
             return " | ".join(dict.fromkeys(type_of(one) for one in schema[union]))
@@ -60,12 +63,17 @@ def type_of(schema: dict[str, Any]) -> str:
 
 def interface(name: str, schema: dict[str, Any]) -> str:
     required = set(schema.get("required", []))
-    fields = [
-        f"  {field}{'' if field in required else '?'}: {type_of(kind)};" for field, kind in schema["properties"].items()
-    ]
-    text = schema.get("description", "").replace("``", "`")
-    comment = f"/** {text} */\n" if text and "\n" not in text else ""
-    return f"{comment}export interface {name} {{\n" + "\n".join(fields) + "\n}\n"
+    lines = [comment(schema), f"export interface {RENAMED.get(name, name)} {{\n"]
+    for field, kind in schema["properties"].items():
+        mark = "" if field in required else "?"
+        lines += [comment(kind, "  "), f"  {field}{mark}: {type_of(kind)};\n"]
+    return "".join(lines) + "}\n"
+
+
+def comment(schema: dict[str, Any], indent: str = "") -> str:
+    """Return a description as a comment, empty without one."""
+    text = schema.get("description", "").partition("\n")[0].replace("``", "`")
+    return f"{indent}/** {text} */\n" if text else ""
 
 
 def generated() -> str:

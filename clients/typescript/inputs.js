@@ -1,5 +1,5 @@
 // What callers may pass, turned into what is sent: ids, rewards, features, actions and options. Errors are thrown at the call.
-// clients/python/fedres_client/inputs.py does the same in Python.
+// inputs.py of the Python client does the same.
 
 const FORMS =
   'a list of objects, [{ id: "tea", features: { hot: true } }, { id: "juice" }], ' +
@@ -8,12 +8,14 @@ const FORMS =
 /** What is set in Node's environment; browsers have none. */
 export const environment = (name) => globalThis.process?.env?.[name] || undefined;
 
+const FORMER = { deadline: "timeout", adminDeadline: "adminTimeout" }; // names of options
+
 /** Refuse options that nobody reads, and name the one that was meant. */
 export function checkOptions(what, options, names) {
   if (options === null || typeof options !== "object") throw new TypeError(`${what} must get its options as an object, got ${shown(options)}`);
   for (const name of Object.keys(options)) {
     if (names.includes(name)) continue;
-    const nearest = names.reduce((best, other) => (distance(name, other) < distance(name, best) ? other : best));
+    const nearest = FORMER[name] ?? names.reduce((best, other) => (distance(name, other) < distance(name, best) ? other : best));
     throw new TypeError(`${what} has no option "${name}": did you mean "${nearest}"? It has ${names.join(", ")}`);
   }
 }
@@ -73,7 +75,18 @@ export function features(name, value) {
   if (value === null || typeof value !== "object" || Array.isArray(value)) {
     throw new TypeError(`${name} must be an object of values by name, got ${shown(value)}`);
   }
-  return plain(name, value, 1);
+  return isPlain(value) ? value : plain(name, value, 1);
+}
+
+/** Whether an object has nothing to convert, as usual. */
+function isPlain(value) {
+  if (typeof value.toJSON === "function" || ArrayBuffer.isView(value) || value instanceof Date) return false;
+  for (const key in value) {
+    const part = value[key];
+    const kind = typeof part;
+    if (kind === "number" ? !Number.isFinite(part) : kind !== "string" && kind !== "boolean") return false;
+  }
+  return !(value instanceof Map || value instanceof Set);
 }
 
 function plain(name, value, depth) {

@@ -1,24 +1,31 @@
-// Rewards: a bounded queue, and batches of them, one under way at a time, until the service has each.
-// clients/python/fedres_client/rewards.py and reward_batches.py do the same in Python.
+// Rewards: a bounded queue, and batches of them, one in flight at a time, until the service has
+// each.
+// The Python client's rewards.py and reward_batches.py do the same.
+
+import { timerFor } from "./transport.js";
 
 const MOST = 500; // rewards in a batch: the service's default limit
 const MOST_BYTES = 500_000; // of a batch, roughly; the service takes 1 MB
+const KEPT_ALIVE_BYTES = 60_000; // of all requests as a page is left; browsers take 64 KB
 const TRY = 10_000; // milliseconds that a batch may take
-const GATHER = 50; // milliseconds between two batches, unless one is full or somebody waits for the last
+const GATHER = 50; // milliseconds between two batches, unless one is full or flush waits for it
 const LATE = 10_000; // milliseconds of a reward in the queue, after which that is logged
-const HELD = 30_000; // milliseconds between two tries while the service takes no rewards from this client
-const SINGLE = 300_000; // milliseconds for which rewards are sent one by one to a service without the route for many
-const LONGEST_TIMER = 2 ** 31 - 1; // milliseconds: timers that are set to more go off at once
+const HELD = 30_000; // milliseconds between two tries for a loop that takes no rewards
+const SINGLE = 300_000; // milliseconds of single rewards for a service without the route for many
+const CLOSE = 5000; // milliseconds for the rest at the end of a process
 
-const AWAY = new Set([408, 429, 502, 503, 504]); // statuses that the same request may not have later
+const AWAY = new Set([408, 429, 502, 503, 504]); // the same request may succeed later
 const BROKEN_RULE = new Set([409, 413, 422]); // of any server
 const NO_KEY = new Set([401, 403]);
 const NO_LOOP = new Set(["unknown_loop", "not_followed"]);
 const NO_ROUTE = new Set(["unknown_path", "method_not_allowed"]);
 
 /**
- * What becomes of the rewards of a request. They wait only for what waiting can mend. A reply without an error of the service comes from
- * another server, so the address is wrong; for one reward alone, whose path has its event's id, the id may be the reason.
+ * Return what becomes of the rewards of a request. They wait only for what waiting can mend. A
+ * reply
+ * without an error of the service comes from another server, so the address is wrong; for one
+ * reward
+ * alone, whose path has its event's id, the id may be the reason.
  */
 export function verdictOn({ status, error }, isSingle) {
   if (status === 0) return "later";
@@ -31,159 +38,334 @@ export function verdictOn({ status, error }, isSingle) {
   return code ? "refused" : "held";
 }
 
-export class RewardQueue {
-  #post; #backOff; #observe; #warn; #limit; #most; #size;
-  #queue = []; #underWay = []; #counts = { sent: 0, refused: 0, dropped: 0 };
-  #sending = null; #woken = null; #gathering = false; #flushing = 0; #closing = false; #closed = false;
-  #isHeld = false; #isLate = false; #failures = 0; #singleUntil = -Infinity; #triedAt = -Infinity;
+/** The queue of one loop. */
+class Lane {
+  waiting = [];
+  due = -Infinity; // when the next batch may be sent
+  isHeld = false; // the service takes no rewards of this loop from this client
+  singleUntil = -Infinity;
 
-  /** `post(path, content, milliseconds)` returns a reply and never throws; `backOff(failures, reply)` returns how long to wait. */
+  constructor(path, size) {
+    this.path = path;
+    this.size = size; // of the next batch: smaller, if one reward made the service refuse the last
+  }
+
+  isSingle(now) {
+    return now < this.singleUntil;
+  }
+
+  /** Take the next batch. */
+  take(most) {
+    let n = 0;
+    for (let bytes = 0; n < Math.min(most, this.waiting.length); n++) {
+      bytes += bytesOf(this.waiting[n]);
+      if (n > 0 && bytes > MOST_BYTES) break;
+    }
+    return this.waiting.splice(0, n);
+  }
+}
+
+/** Sends the rewards of all loops of a client. */
+export class RewardQueue {
+  #post;
+  #backOff;
+  #observe;
+  #warn;
+  #limit;
+  #most;
+  #lanes = new Map(); // by the path of a loop
+  #inFlight = [];
+  #inFlightLane = null;
+  #counts = { sent: 0, refused: 0, dropped: 0 };
+  #sending = null; // the work of #run
+  #wake = () => {};
+  #flushing = 0;
+  #closing = null;
+  #isClosed = false;
+  #isLate = false;
+  #failures = 0;
+  #restUntil = -Infinity; // after a failure
+  #triedAt = -Infinity;
+
+  /**
+   * `post(path, content, milliseconds, options)` returns an answer and never throws;
+   * `backOff(failures, answer)` returns how long to wait.
+   */
   constructor({ limit, post, backOff, observe, warn }) {
-    [this.#limit, this.#post, this.#backOff, this.#observe, this.#warn] = [limit, post, backOff, observe, warn];
-    this.#most = Math.max(1, Math.min(MOST, Math.floor(limit / 2))); // so that there is room beside a batch
-    this.#size = this.#most; // of the next batch: smaller, if one reward made the service refuse all of the last
+    this.#limit = limit;
+    this.#post = post;
+    this.#backOff = backOff;
+    this.#observe = observe;
+    this.#warn = warn;
+    this.#most = Math.max(1, Math.min(MOST, Math.floor(limit / 2))); // leaves room beside a batch
   }
 
   get isClosed() {
-    return this.#closing;
+    return this.#closing !== null;
   }
 
-  put(event, name, content) {
-    this.#queue.push({ event, name, content, since: performance.now() });
-    if (this.#queue.length > Math.max(1, this.#limit - this.#underWay.length)) {
-      this.#queue.shift();
-      this.#counts.dropped += 1;
-      this.#warn("dropped", `more than ${this.#limit} rewards wait to be sent: the oldest are dropped`);
+  /** Add a reward or an activation of a loop. */
+  put(loop, event, name, content) {
+    let lane = this.#lanes.get(loop);
+    if (lane === undefined) {
+      lane = new Lane(loop, this.#most);
+      this.#lanes.set(loop, lane);
     }
+    lane.waiting.push({ event, name, content, since: performance.now() });
+    if (this.#waiting() > Math.max(1, this.#limit - this.#inFlight.length)) this.#dropOldest();
     this.#checkAge();
+    sendAtTheEnd(this);
     this.#sending ??= this.#run();
-    if (this.#gathering && this.#queue.length >= this.#size) this.#woken();
+    if (lane.waiting.length === 1 || lane.waiting.length === lane.size) this.#wake();
   }
 
   status() {
-    return { queued: this.#queue.length + this.#underWay.length, ...this.#counts, oldestMilliseconds: this.#age() };
+    const queued = this.#waiting() + this.#inFlight.length;
+    return { queued, ...this.#counts, oldestMilliseconds: this.#age() };
   }
 
+  /** Wait until all is sent or refused, at most so long; return whether it is. */
   async flush(milliseconds) {
     let timer;
-    const late = new Promise((resolve) => (timer = setTimeout(resolve, Math.min(milliseconds, LONGEST_TIMER))));
+    const late = new Promise((resolve) => {
+      timer = timerFor(milliseconds, resolve);
+    });
     this.#flushing += 1;
-    if (this.#gathering) this.#woken();
+    this.#wake();
     await Promise.race([this.#sending ?? Promise.resolve(), late]);
     this.#flushing -= 1;
     clearTimeout(timer);
-    return this.#queue.length + this.#underWay.length === 0;
+    return this.status().queued === 0;
   }
 
-  async close(milliseconds) {
-    if (this.#closing) return;
-    this.#closing = true;
-    this.#woken?.(); // a last try
+  /** Send the rest for so long, and drop what then remains. */
+  close(milliseconds = CLOSE) {
+    this.#closing ??= this.#close(milliseconds);
+    return this.#closing;
+  }
+
+  async #close(milliseconds) {
+    await null; // so that #closing is set
+    this.#restUntil = -Infinity;
+    for (const lane of this.#lanes.values()) lane.due = -Infinity; // a last try
     await this.flush(milliseconds);
-    this.#closed = true;
+    this.#isClosed = true;
     const { queued, oldestMilliseconds } = this.status();
+    if (queued > 0) {
+      const seconds = Math.round(oldestMilliseconds / 100) / 10;
+      console.warn(`fedres: ${queued} rewards were not sent, the oldest after ${seconds} s`);
+    }
     this.#counts.dropped += queued;
-    if (queued > 0) console.warn(`fedres: ${queued} rewards were not sent, the oldest after ${Math.round(oldestMilliseconds / 100) / 10} s`);
-    [this.#queue, this.#underWay] = [[], []];
-    this.#woken?.();
+    this.#lanes.clear();
+    this.#inFlight = [];
+    unsent.delete(this);
+    this.#wake();
+  }
+
+  /**
+   * Send what waits as a page is left: requests with `keepalive` outlive it. The rewards stay in
+   * the
+   * queue, as the page may return; the service counts those that it gets again once.
+   */
+  sendAsThePageIsLeft() {
+    let left = KEPT_ALIVE_BYTES;
+    for (const lane of this.#lanes.values()) {
+      const all = lane === this.#inFlightLane ? [...this.#inFlight, ...lane.waiting] : lane.waiting;
+      const batch = [];
+      for (const one of all.slice(0, this.#most)) {
+        left -= bytesOf(one);
+        if (left < 0) break;
+        batch.push(one);
+      }
+      if (batch.length > 0) void this.#postBatch(lane, batch, { keepalive: true });
+    }
+  }
+
+  #waiting() {
+    let n = 0;
+    for (const { waiting } of this.#lanes.values()) n += waiting.length;
+    return n;
+  }
+
+  #dropOldest() {
+    let longest = { waiting: [] };
+    for (const lane of this.#lanes.values()) {
+      if (lane.waiting.length > longest.waiting.length) longest = lane;
+    }
+    longest.waiting.shift();
+    this.#counts.dropped += 1;
+    const message = `more than ${this.#limit} rewards wait to be sent: the oldest are dropped`;
+    this.#warn("dropped", message);
   }
 
   #age() {
-    const oldest = this.#underWay[0] ?? this.#queue[0];
-    return oldest ? performance.now() - oldest.since : 0;
+    let oldest = this.#inFlight[0]?.since ?? Infinity;
+    for (const { waiting } of this.#lanes.values()) {
+      oldest = Math.min(oldest, waiting[0]?.since ?? Infinity);
+    }
+    return oldest === Infinity ? 0 : performance.now() - oldest;
   }
 
   /** Log once that rewards wait for long, until none does. */
   #checkAge() {
     const isLate = this.#age() > LATE;
-    if (isLate && !this.#isLate) console.warn(`fedres: rewards have waited for ${LATE / 1000} s to be sent: ${this.status().queued} are queued`);
+    if (isLate && !this.#isLate) {
+      const { queued } = this.status();
+      const message = `rewards have waited for ${LATE / 1000} s to be sent: ${queued} are queued`;
+      console.warn(`fedres: ${message}`);
+    }
     this.#isLate = isLate;
   }
 
   async #run() {
     await null; // what is put in one go is sent in one batch
-    while (this.#queue.length > 0 && !this.#closed) {
-      const isSingle = performance.now() < this.#singleUntil;
-      await this.#gather(isSingle);
-      if (this.#closed || this.#queue.length === 0) break;
-      const began = (this.#triedAt = performance.now());
-      this.#underWay = this.#queue.splice(0, isSingle ? 1 : this.#next());
-      const answer = await this.#send(isSingle);
-      this.#observe("rewards", began, answer);
-      if (this.#closed) break;
-      const wait = this.#settle(answer, isSingle);
-      this.#checkAge();
-      if (wait === Infinity) break;
-      if (wait > 0) await this.#wait(wait);
+    while (!this.#isClosed) {
+      const now = performance.now();
+      const { lane, due } = this.#next(now);
+      if (lane === null || (this.isClosed && due === Infinity)) break;
+      if (due > now) {
+        await this.#wait(due - now);
+        continue;
+      }
+      await this.#sendNextOf(lane, now);
     }
     this.#sending = null; // here: what is put a moment later begins anew
+    if (this.#waiting() === 0) unsent.delete(this);
   }
 
-  async #gather(isSingle) {
-    const wait = this.#triedAt + GATHER - performance.now();
-    if (wait <= 0 || isSingle || this.#flushing > 0 || this.#closing || this.#queue.length >= this.#size) return;
-    this.#gathering = true;
-    await this.#wait(wait);
-    this.#gathering = false;
-  }
-
-  /** How many rewards the next batch has. */
-  #next() {
-    let n = 0;
-    for (let bytes = 0; n < Math.min(this.#size, this.#queue.length); n++) {
-      const { event, content = "" } = this.#queue[n];
-      bytes += 3 * (event.length + content.length);
-      if (n > 0 && bytes > MOST_BYTES) break;
+  /** Return the loop whose batch may be sent first, and when. */
+  #next(now) {
+    let next = { lane: null, due: Infinity, since: Infinity };
+    for (const lane of this.#lanes.values()) {
+      if (lane.waiting.length === 0) continue;
+      const due = this.#dueOf(lane, now);
+      const { since } = lane.waiting[0];
+      const isFirst = due < next.due || (due === next.due && since < next.since);
+      if (next.lane === null || isFirst) next = { lane, due, since };
     }
-    return n;
+    return next;
   }
 
-  #send(isSingle) {
-    const batch = this.#underWay;
-    if (!isSingle) {
-      const items = batch.map(({ event, content }) => `{"event_id":${JSON.stringify(event)},${content?.slice(1) ?? '"activate":true}'}`);
-      return this.#post("/events/rewards", `{"rewards":[${items.join(",")}]}`, TRY);
+  #dueOf(lane, now) {
+    const due = Math.max(lane.due, this.#restUntil);
+    const isFull = lane.isSingle(now) || lane.waiting.length >= lane.size;
+    if (isFull || this.#flushing > 0 || this.isClosed) return due;
+    return Math.max(due, this.#triedAt + GATHER);
+  }
+
+  async #sendNextOf(lane, now) {
+    const isSingle = lane.isSingle(now);
+    this.#triedAt = now;
+    this.#inFlight = lane.take(isSingle ? 1 : lane.size);
+    this.#inFlightLane = lane;
+    const answer = await this.#send(lane, isSingle);
+    this.#observe("rewards", now, answer);
+    if (this.#isClosed) return;
+    this.#settle(lane, answer, isSingle);
+    this.#checkAge();
+  }
+
+  #send(lane, isSingle) {
+    if (!isSingle) return this.#postBatch(lane, this.#inFlight);
+    const [{ event, name, content }] = this.#inFlight;
+    if (event === "." || event === "..") {
+      const message = "an event id in a path cannot be . or ..";
+      return { status: 400, error: { code: "no_path", message } };
     }
-    const [{ event, name, content }] = batch;
-    if (event === "." || event === "..") return { status: 400, error: { code: "no_path", message: "an event id in a path cannot be . or .." } };
-    return this.#post(`/events/${encodeURIComponent(event)}/${name}`, content, TRY);
+    return this.#post(`${lane.path}/events/${encodeURIComponent(event)}/${name}`, content, TRY);
   }
 
-  /** Count the batch that was under way, or put it back; return how long to wait before the next, Infinity at the end. */
-  #settle(answer, isSingle) {
-    const batch = this.#underWay;
-    let verdict = verdictOn(answer, isSingle), errors = batch.map(() => null);
-    this.#underWay = [];
+  #postBatch(lane, batch, options) {
+    const items = batch.map(({ event, content }) => {
+      const fields = content?.slice(1) ?? '"activate":true}';
+      return `{"event_id":${JSON.stringify(event)},${fields}`;
+    });
+    const content = `{"rewards":[${items.join(",")}]}`;
+    return this.#post(`${lane.path}/events/rewards`, content, TRY, options);
+  }
+
+  /** Count the batch that was in flight, or put it back. */
+  #settle(lane, answer, isSingle) {
+    const batch = this.#inFlight;
+    this.#inFlight = [];
+    this.#inFlightLane = null;
+    let verdict = verdictOn(answer, isSingle);
+    let errors = batch.map(() => null);
     if (verdict === "stored" && !isSingle) {
       const results = answer.content?.results;
-      if (Array.isArray(results) && results.length === batch.length) errors = results.map((result) => result?.error?.message ?? null);
+      const isComplete = Array.isArray(results) && results.length === batch.length;
+      if (isComplete) errors = results.map((result) => result?.error?.message ?? null);
       else verdict = "later";
     }
-    if (verdict === "refused" && batch.length === 1) [verdict, errors] = ["stored", [`${answer.status} ${answer.error.message}`]];
-    if (verdict === "stored") return this.#count(batch, errors);
-    this.#queue.unshift(...batch);
-    if (verdict === "later") return this.#backOff(this.#failures++, answer);
-    if (verdict === "no batches") this.#singleUntil = performance.now() + SINGLE;
-    if (verdict === "refused") this.#size = Math.max(1, Math.floor(batch.length / 2)); // one of them is the reason: look for it
-    if (verdict !== "held") return 0;
-    if (!this.#isHeld) this.#warn(`held ${answer.status} ${answer.error.code}`, `the service takes no rewards, which wait: ${answer.status} ${answer.error.message}`);
-    this.#isHeld = true;
-    return this.#closing ? Infinity : HELD;
+    if (verdict === "refused" && batch.length === 1) {
+      errors = [`${answer.status} ${answer.error.message}`];
+      verdict = "stored";
+    }
+    if (verdict === "stored") return this.#count(lane, batch, errors);
+    lane.waiting.unshift(...batch);
+    return this.#postpone(lane, answer, verdict, batch.length);
   }
 
-  #count(batch, errors) {
+  #count(lane, batch, errors) {
     const refused = errors.filter((error) => error !== null);
     this.#counts.sent += batch.length - refused.length;
     this.#counts.refused += refused.length;
-    [this.#failures, this.#isHeld, this.#size] = [0, false, Math.min(this.#most, 2 * this.#size)];
-    if (refused.length > 0) this.#warn(`refused ${refused[0]}`, `the service refused ${refused.length} of the rewards and activations; the first: ${refused[0]}`);
-    return 0;
+    this.#failures = 0;
+    lane.isHeld = false;
+    lane.due = -Infinity;
+    lane.size = Math.min(this.#most, 2 * lane.size);
+    if (refused.length === 0) return;
+    const message = `the service refused ${refused.length} of the rewards and activations`;
+    this.#warn(`refused ${refused[0]}`, `${message}; the first: ${refused[0]}`);
   }
 
+  #postpone(lane, answer, verdict, n) {
+    const now = performance.now();
+    if (verdict === "later") this.#restUntil = now + this.#backOff(this.#failures++, answer);
+    if (verdict === "no batches") lane.singleUntil = now + SINGLE;
+    if (verdict === "refused") lane.size = Math.max(1, Math.floor(n / 2)); // find the one at fault
+    if (verdict !== "held") return;
+    const { status, error } = answer;
+    if (!lane.isHeld) {
+      const kind = `held ${lane.path} ${status} ${error.code}`;
+      const reason = `${status} ${error.message}`;
+      this.#warn(kind, `the service takes no rewards of ${lane.path}, which wait: ${reason}`);
+    }
+    lane.isHeld = true;
+    lane.due = this.isClosed ? Infinity : now + HELD;
+  }
+
+  /** Wait, or until there is a reason to look again; this keeps no process of Node alive. */
   #wait(milliseconds) {
     return new Promise((resolve) => {
-      const timer = setTimeout(resolve, Math.min(milliseconds, LONGEST_TIMER));
-      this.#woken = () => (clearTimeout(timer), resolve());
+      const timer = timerFor(milliseconds, resolve);
+      timer.unref?.();
+      this.#wake = () => {
+        clearTimeout(timer);
+        resolve();
+      };
     });
   }
+}
+
+function bytesOf({ event, content = "" }) {
+  return 3 * (event.length + content.length) + 40;
+}
+
+const unsent = new Set(); // queues with rewards to send as the process ends or the page is left
+let isWatching = false;
+
+/** Send the rewards of a queue as the process ends, or the page is left. */
+function sendAtTheEnd(queue) {
+  unsent.add(queue);
+  if (isWatching) return;
+  isWatching = true;
+  globalThis.process?.on?.("beforeExit", () => {
+    for (const each of unsent) void each.close();
+    unsent.clear();
+  });
+  if (typeof document === "undefined") return;
+  addEventListener("pagehide", () => {
+    for (const each of unsent) each.sendAsThePageIsLeft();
+  });
 }

@@ -14,7 +14,7 @@ const films = new Map(FIRST.flatMap((first, k) => SECOND.map((second, j) => {
   return [`${first}-${second}`.toLowerCase(), { title: `${first} ${second}`, ...features }];
 })));
 
-const client = new Client(url, { loop: "films", deadline: 20_000 }); // ms; a site that cannot wait has less, and its fallback
+const client = new Client(url, { loop: "films", timeout: 20_000 }); // ms; a site that cannot wait has less, and its fallback
 await client.createLoop("films", { wait_time: 60 }).catch((error) => {
   if (error.status !== 409) throw error; // the loop of an earlier start goes on
 });

@@ -14,7 +14,8 @@ from fedres.client import AsyncClient, Client
 
 CASES = json.loads((Path(__file__).parents[2] / "clients" / "cases.json").read_text(encoding="utf-8"))
 WRONG = (TypeError, ValueError, RuntimeError)
-DEADLINES = {"NaN": math.nan, "text": "1"}
+NAMES = {"admin_timeout": "admin_deadline"}
+TIMEOUTS = {"NaN": math.nan, "text": "1"}
 
 
 class Script(httpx.BaseTransport, httpx.AsyncBaseTransport):
@@ -46,12 +47,16 @@ def holds(part, whole):
     return part == whole
 
 
+def options_of(case):
+    return {NAMES.get(name, name): value for name, value in case.get("options", {}).items()}
+
+
 def call(client, step):
     kind = step["call"]
     if kind == "rank":
-        fields = {name: step[name] for name in ("actions", "user", "deadline") if name in step}
-        if isinstance(fields.get("deadline"), str):
-            fields["deadline"] = DEADLINES[fields["deadline"]]
+        fields = {name: step[name] for name in ("actions", "user", "timeout") if name in step}
+        if isinstance(fields.get("timeout"), str):
+            fields["timeout"] = TIMEOUTS[fields["timeout"]]
         return client.rank(**fields)
     if kind == "reward":
         return client.reward(step["event"], step["value"], id=step.get("id"))
@@ -102,7 +107,7 @@ async def _awaited(result):
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
 def test_arguments_that_are_wrong_are_refused_at_once(case, kind):
     with pytest.raises((TypeError, ValueError)):
-        kind("http://127.0.0.1:1", **case["options"])
+        kind("http://127.0.0.1:1", **options_of(case))
 
 
 @pytest.mark.parametrize("case", CASES["calls"], ids=lambda case: case["name"])
@@ -115,7 +120,7 @@ def test_a_client_does_with_a_services_answers_what_the_table_says(case, kind, m
         monkeypatch.setattr("httpx.AsyncClient", lambda **_: made)
 
     def make(stack):
-        client = kind("http://127.0.0.1:1", **case.get("options", {}))
+        client = kind("http://127.0.0.1:1", **options_of(case))
         stack.callback(client._rewards.close, 0)
         client._rewards._tried_at = math.inf  # so that rewards gather until somebody flushes
         return client

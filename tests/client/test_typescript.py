@@ -76,14 +76,27 @@ def test_a_shared_model_whose_blocks_made_room_predicts_as_in_python():
 @needs_node
 def test_the_examples_of_its_readme_run(live):
     examples = re.findall(r"```js\n(.*?)```", (FOLDER / "README.md").read_text(encoding="utf-8"), flags=re.DOTALL)
-    assert len(examples) == 2
+    assert len(examples) == 3
     live.make_loop("readme", model="residual-kalman")  # as the loop default of a new store
     for example in examples:
         code = example.replace("http://127.0.0.1:8000", live.url).replace('"browser-7"', '"browser-7", loop: "readme"')
         command = ["node", "--input-type=module", "--eval", code]
         done = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, timeout=LIMIT, check=False)
         assert done.returncode == 0, done.stderr
-        assert re.match(r"(tea|juice) false|\{ sent: 1, dropped: 0, version: \d+, trouble: null \}", done.stdout)
+        device = r"\{ sent: 1, dropped: 0, version: \d+, trouble: null \}"
+        assert re.match(rf"(tea|juice) false|juice 1|{device}", done.stdout)
+
+
+@needs_node
+def test_the_examples_of_its_guide_run(live):
+    page = FOLDER.parents[1] / "docs" / "guides" / "typescript-client.md"
+    examples = re.findall(r"```js\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    assert len(examples) == 5
+    for example in examples:
+        command = ["node", "--input-type=module", "--eval", example.replace("http://127.0.0.1:8000", live.url)]
+        done = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, timeout=LIMIT, check=False)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.startswith("shows ")
 
 
 def test_its_types_are_those_of_the_service():
@@ -93,6 +106,7 @@ def test_its_types_are_those_of_the_service():
 
 STRICT = ("--strict", "--exactOptionalPropertyTypes", "--noUncheckedIndexedAccess", "--noEmit")
 TARGET = ("--target", "es2022", "--module", "nodenext", "--lib", "es2022,dom,dom.iterable", "--skipDefaultLibCheck")
+COMMON_JS = ("--target", "es2022", "--module", "nodenext", "--lib", "esnext,dom", "--skipDefaultLibCheck")
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +117,7 @@ def tsc():
 
 @needs_node
 def test_what_callers_write_compiles_with_all_strict_checks(tsc, tmp_path):
-    """The programs of usage.ts, and the handler of the guide for Next.js as a route.ts."""
+    """The programs of usage.ts and required.cts, and the handler of the guide for Next.js as a route.ts."""
     guide = (FOLDER.parents[1] / "docs" / "guides" / "integrate.md").read_text(encoding="utf-8")
     [handler] = re.findall(r"```js\n(.*?)```", guide, flags=re.DOTALL)
     declared = "declare const process: { env: { [name: string]: string | undefined } };\n"
@@ -112,9 +126,11 @@ def test_what_callers_write_compiles_with_all_strict_checks(tsc, tmp_path):
     (tmp_path / "package.json").write_text('{"type": "module"}')
     (tmp_path / "node_modules").mkdir()
     (tmp_path / "node_modules" / "fedres").symlink_to(FOLDER)
-    command = ["node", str(tsc), *STRICT, *TARGET, "route.ts", "usage.ts"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT, check=False)
-    assert done.returncode == 0, done.stdout
+    shutil.copy(Path(__file__).with_name("required.cts"), tmp_path)
+    for target in ([*TARGET, "route.ts", "usage.ts"], [*COMMON_JS, "required.cts"]):
+        command = ["node", str(tsc), *STRICT, *target]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT, check=False)
+        assert done.returncode == 0, done.stdout
 
 
 @needs_program("npm")
@@ -122,8 +138,8 @@ def test_the_package_has_its_license_and_no_tests(tmp_path):
     command = ["npm", "pack", "--dry-run", "--json", str(FOLDER)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT, check=True)
     files = {file["path"] for file in json.loads(done.stdout)[0]["files"]}
-    assert {"LICENSE", "README.md", "fedres.js", "inputs.js", "fedres.d.ts"} <= files
-    assert not [file for file in files if "test" in file]
+    assert {"LICENSE", "README.md", "fedres.js", "inputs.js", "fedres.d.ts", "testing.js", "testing.d.ts"} <= files
+    assert not [file for file in files if file.startswith(("test/", "run_tests"))]
     assert (FOLDER / "LICENSE").read_text() == (FOLDER.parents[1] / "LICENSE").read_text()
 
 

@@ -7,12 +7,12 @@ import { test } from "node:test";
 import { Client } from "../fedres.js";
 
 const CASES = JSON.parse(readFileSync(new URL("../../cases.json", import.meta.url), "utf8"));
-const NAMES = { admin_deadline: "adminDeadline", queue_limit: "queueLimit" };
-const DEADLINES = { NaN, text: "1" };
-const inMilliseconds = (value) => (typeof value === "number" ? 1000 * value : DEADLINES[value] ?? value);
+const NAMES = { admin_timeout: "adminTimeout", queue_limit: "queueLimit" };
+const TIMEOUTS = { NaN, text: "1" };
+const inMilliseconds = (value) => (typeof value === "number" ? 1000 * value : TIMEOUTS[value] ?? value);
 
 const optionsOf = (options = {}) => Object.fromEntries(Object.entries(options).map(([name, value]) =>
-  [NAMES[name] ?? name, name.endsWith("deadline") ? inMilliseconds(value) : value]));
+  [NAMES[name] ?? name, name.endsWith("timeout") ? inMilliseconds(value) : value]));
 
 /** Whether all that is expected is in the value. */
 function holds(part, whole) {
@@ -32,8 +32,8 @@ function scripted(answers, requests) {
   };
 }
 
-async function call(client, { call: kind, actions, user, deadline, event, value, id, seconds = 60 }) {
-  if (kind === "rank") return client.rank({ actions, user, ...(deadline === undefined ? {} : { deadline: inMilliseconds(deadline) }) });
+async function call(client, { call: kind, actions, user, timeout, event, value, id, seconds = 60 }) {
+  if (kind === "rank") return client.rank({ actions, user, ...(timeout === undefined ? {} : { timeout: inMilliseconds(timeout) }) });
   if (kind === "reward") return client.reward(event, value, id === undefined ? {} : { id });
   if (kind === "activate") return client.activate(event);
   return kind === "flush" ? client.flush(1000 * seconds) : client[kind]();
@@ -60,7 +60,7 @@ for (const { name, options, answers, calls, requests, rewards } of CASES.calls) 
       if (step.requests !== undefined) assert.equal(seen.length - before, step.requests, `call ${k}`);
     }
     if (requests) assert.ok(holds(requests, seen), JSON.stringify(seen));
-    if (rewards) assert.ok(holds(rewards, client.rewards()), JSON.stringify(client.rewards()));
+    if (rewards) assert.ok(holds(rewards, client.rewardStatus()), JSON.stringify(client.rewardStatus()));
     void client.close(0);
   });
 }

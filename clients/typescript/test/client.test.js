@@ -12,7 +12,7 @@ const nobody = "http://127.0.0.1:1";
 const LIMIT = 1000 * Number(process.env.FEDRES_TEST_SECONDS ?? 300);
 
 /** A client for which a slow machine is no failure. */
-const patient = (address, options) => new Client(address, { deadline: LIMIT, adminDeadline: LIMIT, ...options });
+const patient = (address, options) => new Client(address, { timeout: LIMIT, adminTimeout: LIMIT, ...options });
 
 test("decides, and sends the reward", async () => {
   const client = patient(url, { fallback: null });
@@ -22,7 +22,7 @@ test("decides, and sends the reward", async () => {
   assert.equal(decision.explanations.length, 3);
   decision.reward(1);
   assert.ok(await client.flush(LIMIT));
-  assert.deepEqual(client.rewards(), { queued: 0, sent: 1, refused: 0, dropped: 0, oldestMilliseconds: 0 });
+  assert.deepEqual(client.rewardStatus(), { queued: 0, sent: 1, refused: 0, dropped: 0, oldestMilliseconds: 0 });
   await client.close();
   assert.throws(() => client.reward("e", 1), /closed/);
 });
@@ -76,28 +76,28 @@ test("through a faulty network nothing is lost and nothing doubled", { skip: !fa
     decided.push([decision.eventId, decision.action]);
   }
   assert.ok(await client.flush(LIMIT));
-  assert.equal(client.rewards().sent, 40);
+  assert.equal(client.rewardStatus().sent, 40);
   await client.close();
   console.log(`decided ${JSON.stringify(decided)}`);
 });
 
 test("falls back while the service is away, and says so", async () => {
-  const client = new Client(nobody, { deadline: 100 });
+  const client = new Client(nobody, { timeout: 100 });
   const decision = await client.rank({ actions: MENU, exclude: ["tea"] });
   decision.reward(1);
   assert.deepEqual([decision.action, decision.fallback, decision.error.status], ["juice", true, 0]);
-  assert.equal(client.rewards().queued, 0);
+  assert.equal(client.rewardStatus().queued, 0);
   assert.deepEqual((await client.slots(["a", "b"], { actions: MENU })).map((one) => one.action), ["tea", "juice"]);
   for (const [fallback, action] of [[() => "milk", "milk"], [() => "wine", "tea"], [() => { throw Error(); }, "tea"]]) {
-    assert.equal((await new Client(nobody, { deadline: 50, fallback }).rank({ actions: MENU })).action, action);
+    assert.equal((await new Client(nobody, { timeout: 50, fallback }).rank({ actions: MENU })).action, action);
   }
-  await assert.rejects(new Client(nobody, { deadline: 50, fallback: null }).rank({ actions: MENU }), ServiceError);
+  await assert.rejects(new Client(nobody, { timeout: 50, fallback: null }).rank({ actions: MENU }), ServiceError);
   await assert.rejects(client.rank({ actions: [] }), RangeError);
 });
 
 test("a reply that never comes keeps nobody waiting", async () => {
   const never = (_, { signal }) => new Promise((_, reject) => signal.addEventListener("abort", () => reject(Error("gone"))));
-  assert.ok((await new Client(url, { deadline: 50, fetch: never }).rank({ actions: MENU })).fallback);
+  assert.ok((await new Client(url, { timeout: 50, fetch: never }).rank({ actions: MENU })).fallback);
 });
 
 test("drops the oldest rewards when there are too many", async () => {
@@ -105,24 +105,13 @@ test("drops the oldest rewards when there are too many", async () => {
   for (let k = 0; k < 100; k++) client.reward(`e${k}`, 1);
   assert.deepEqual(counted(client), { queued: 10, sent: 0, refused: 0, dropped: 90 });
   await client.close(0);
-  assert.equal(client.rewards().dropped, 100);
+  assert.equal(client.rewardStatus().dropped, 100);
 });
 
 test("ids are new and need no quoting", () => {
   const ids = new Set(Array.from({ length: 1000 }, newEventId));
   assert.equal(ids.size, 1000);
   for (const id of ids) assert.match(id, /^[\w-]{22}$/);
-});
-
-test("ids are new without a global crypto too, as in Node 18", () => {
-  const kept = Object.getOwnPropertyDescriptor(globalThis, "crypto");
-  delete globalThis.crypto;
-  try {
-    assert.match(newEventId(), /^[\w-]{22}$/);
-    assert.notEqual(newEventId(), newEventId());
-  } finally {
-    Object.defineProperty(globalThis, "crypto", kept);
-  }
 });
 
 test("a loop whose first answer was lost is there and ours", async () => {
@@ -147,7 +136,7 @@ test("named outcomes make the reward", async () => {
   decision.reward({ click: 1 });
   client.reward(decision.eventId, { purchase: 50 });
   assert.ok(await client.flush(LIMIT));
-  assert.deepEqual(client.rewards(), { queued: 0, sent: 2, refused: 0, dropped: 0, oldestMilliseconds: 0 });
+  assert.deepEqual(client.rewardStatus(), { queued: 0, sent: 2, refused: 0, dropped: 0, oldestMilliseconds: 0 });
   await Promise.all([admin.close(), client.close()]);
 });
 
@@ -160,7 +149,7 @@ test("settings, catalogue, export and the rest", async () => {
   assert.deepEqual([(await shop.settings()).wait_time, (await shop.replaceSettings({})).epsilon], [5, 0.1]);
   await shop.putActions({ ...MENU, old: {} });
   await shop.putActions({}, { retire: ["old"] });
-  assert.deepEqual(await shop.actions(), MENU);
+  assert.deepEqual(await shop.catalogue(), MENU);
   for (let k = 0; k < 12; k++) (await shop.rank({ user: `${name}-${k}`, actions: ["tea", "juice"] })).reward(k % 2);
   assert.ok(await shop.flush(LIMIT));
   const events = [];
@@ -192,7 +181,7 @@ test("a reward that comes just as the last one was sent is sent too", async () =
     await client.flush();
     await late;
     assert.ok(await client.flush(), `${ticks} ticks later`);
-    assert.equal(client.rewards().sent, 2);
+    assert.equal(client.rewardStatus().sent, 2);
   }
 });
 
@@ -214,7 +203,7 @@ test("timers that are too long for setTimeout do not go off at once", async (con
   const set = context.mock.method(globalThis, "setTimeout", () => 0).mock;
   const longest = () => Math.max(...set.calls.map(({ arguments: [, milliseconds] }) => milliseconds));
   const busy = async () => new Response("{}", { status: 503, headers: { "Retry-After": "9999999" } });
-  const client = new Client(nobody, { fetch: busy, adminDeadline: Infinity });
+  const client = new Client(nobody, { fetch: busy, adminTimeout: Infinity });
   client.reward("a", 1);
   void client.flush(Infinity);
   void client.settings();
@@ -230,7 +219,7 @@ test("a clock that is set back does not move the deadline", async (context) => {
     return new Response("{}", { status: 503 });
   };
   const client = new Client(nobody, { fetch: async () => (tries > 99 ? new Response("{}", { status: 422 }) : busy()), random: () => 0.001 });
-  assert.equal((await client.rank({ actions: MENU, deadline: 20 })).error.status, 503);
+  assert.equal((await client.rank({ actions: MENU, timeout: 20 })).error.status, 503);
 });
 
 test("whatever a proxy answers, decisions fall back and other calls throw a ServiceError", async () => {
@@ -238,7 +227,7 @@ test("whatever a proxy answers, decisions fall back and other calls throw a Serv
     const client = new Client(nobody, { fetch: async () => new Response(said) });
     const decisions = [await client.rank({ actions: MENU }), ...await client.rankMany([{ actions: MENU }]), ...await client.slots(["top"], { actions: MENU })];
     assert.deepEqual(decisions.map(({ action, error }) => [action, error.code]), Array(3).fill(["tea", "unreadable_answer"]), said);
-    for (const call of ["settings", "actions", "unmatched"]) await assert.rejects(client[call](), ServiceError);
+    for (const call of ["settings", "catalogue", "unmatched"]) await assert.rejects(client[call](), ServiceError);
   }
   const client = new Client(nobody, { fetch: async () => new Response("<html>") });
   await assert.rejects(client.events().next(), ServiceError);
@@ -246,7 +235,7 @@ test("whatever a proxy answers, decisions fall back and other calls throw a Serv
 
 /** The service's answer to a batch of rewards that are all stored. */
 const stored = (body) => Response.json({ results: JSON.parse(body).rewards.map(({ event_id: event }) => ({ event_id: event })) });
-const counted = (client) => (({ oldestMilliseconds: _, ...counts }) => counts)(client.rewards());
+const counted = (client) => (({ oldestMilliseconds: _, ...counts }) => counts)(client.rewardStatus());
 
 const answers = (status, code) => async () => Response.json({ error: { code, message: "no", target: null } }, { status });
 const warnings = (context) => context.mock.method(console, "warn", () => {}).mock;
@@ -255,24 +244,36 @@ test("a wrong key, a missing loop, a proxy and a redirect lose no reward, and ar
   const refusals = [answers(401, "unauthorized"), answers(403, "forbidden"), answers(404, "unknown_loop")];
   const others = [async () => new Response("<html>", { status: 400 }), async () => new Response(null, { status: 301 })];
   for (const refusal of [...refusals, ...others]) {
-    const warned = warnings(context), began = warned.callCount();
-    let fetch = refusal, waits = 0;
-    const set = context.mock.method(globalThis, "setTimeout", (work, after, ...rest) => realTimeout(work, after === 30_000 ? (waits++, 1) : after, ...rest));
+    const warned = warnings(context);
+    let fetch = refusal;
+    let waits = 0;
+    const set = context.mock.method(globalThis, "setTimeout", (work, after, ...rest) => {
+      const isHeld = after > 20_000 && after <= 30_000; // such a wait takes a millisecond
+      if (isHeld) setOn += 30_000;
+      waits += isHeld;
+      return realTimeout(work, isHeld ? 1 : after, ...rest);
+    });
+    let setOn = 0;
+    const clock = context.mock.method(performance, "now", () => realNow() + setOn);
     const client = new Client(nobody, { fetch: (...asked) => fetch(...asked) });
     for (let k = 0; k < 5; k++) client.reward(`e${k}`, true);
     assert.equal(await client.flush(20), false);
     while (waits < 3) await new Promise((resolve) => realTimeout(resolve, 1));
     assert.deepEqual(counted(client), { queued: 5, sent: 0, refused: 0, dropped: 0 });
-    assert.equal(warned.callCount(), began + 1);
+    const messages = warned.calls.map(({ arguments: [message] }) => message);
+    assert.equal(messages.filter((message) => message.includes("takes no rewards of")).length, 1);
+    assert.ok(messages.length <= 2); // and that rewards have waited for long
     const bodies = [];
     fetch = async (_, { body }) => (bodies.push(...JSON.parse(body).rewards), stored(body));
     assert.ok(await client.flush(LIMIT));
     assert.deepEqual(bodies.map(({ event_id: event, value }) => [event, value]), ["e0", "e1", "e2", "e3", "e4"].map((event) => [event, 1]));
     set.mock.restore();
+    clock.mock.restore();
     await client.close();
   }
 });
 const realTimeout = globalThis.setTimeout;
+const realNow = performance.now.bind(performance);
 
 test("one reward that makes the service refuse a batch keeps no other, and a service without batches gets them one by one", async (context) => {
   warnings(context);
@@ -334,7 +335,7 @@ test("rewards have an age, and one that waits for long is said", async (context)
   const client = new Client(nobody, { fetch: async () => new Promise(() => {}) });
   client.reward("a", 1);
   now = 11_000;
-  assert.equal(client.rewards().oldestMilliseconds, 11_000);
+  assert.equal(client.rewardStatus().oldestMilliseconds, 11_000);
   for (let k = 0; k < 3; k++) client.reward("b", 1);
   assert.deepEqual(warned.calls.map(({ arguments: [message] }) => message), ["fedres: rewards have waited for 10 s to be sent: 2 are queued"]);
 });
@@ -344,7 +345,7 @@ test("a client that is closed while its key is wrong waits for one more try", as
   const client = new Client(nobody, { fetch: answers(401, "unauthorized") });
   client.reward("e", 1);
   await client.close(600_000);
-  assert.equal(client.rewards().dropped, 1);
+  assert.equal(client.rewardStatus().dropped, 1);
   assert.match(warned.calls.at(-1).arguments[0], /1 rewards were not sent/);
 });
 
@@ -356,7 +357,7 @@ test("rewards are numbers, true is 1, and all else is thrown at the call", async
   assert.ok(await client.flush());
   assert.deepEqual(bodies.slice(0, 5).map(({ value, id }) => [value, id]), [1, 0, 0.5, 2, 0.25].map((value) => [value, "7"]));
   assert.deepEqual(bodies[5], { event_id: "e", outcomes: { click: 1 }, id: "c" });
-  const fallen = await new Client(nobody, { deadline: 20 }).rank({ actions: MENU });
+  const fallen = await new Client(nobody, { timeout: 20 }).rank({ actions: MENU });
   for (const value of ["1", null, undefined, NaN, Infinity, {}, [1], new Date(), { click: "1" }, { click: NaN }, () => 1]) {
     assert.throws(() => client.reward("e", value), /must be/, String(value));
     assert.throws(() => fallen.reward(value), /must be/, String(value));
@@ -368,7 +369,7 @@ test("rewards are numbers, true is 1, and all else is thrown at the call", async
 
 test("a reward by the id of a fallback is not sent", async (context) => {
   warnings(context);
-  const { eventId } = await new Client(nobody, { deadline: 20 }).rank({ actions: MENU });
+  const { eventId } = await new Client(nobody, { timeout: 20 }).rank({ actions: MENU });
   assert.match(eventId, /^fallback-[\w-]{22}$/);
   const client = new Client(nobody, { fetch: () => assert.fail("nothing is sent") });
   client.reward(eventId, 1);
@@ -381,7 +382,7 @@ test("actions come in four forms, keep their order, and ids come back as they we
   const client = patient(url, { loop: await fresh(), fallback: null });
   const listed = [{ id: "tea", features: { hot: true } }, { id: "juice", features: { hot: false } }, { id: "milk" }];
   await client.putActions(listed);
-  assert.deepEqual(await client.actions(), MENU);
+  assert.deepEqual(await client.catalogue(), MENU);
   for (const actions of [listed, MENU, Object.keys(MENU), new Map(Object.entries(MENU)), listed.values(), new Set(["tea", "juice", "milk"])]) {
     assert.ok((await client.rank({ actions, user: "" })).action in MENU);
   }
@@ -413,11 +414,11 @@ test("what can never be sent is thrown at the call", async () => {
     [{ context: { at: new Date() } }, /hour and weekday/], [{ context: { x: NaN } }, /context.x must be a finite number/],
     [{ context: { a: { b: [1, Infinity] } } }, /context.a.b\[1\] must be a finite/], [{ context: { tags: new Set() } }, /must be JSON/],
     [{ context: itself }, /must not hold itself/], [{ contxt: {} }, /rank has no option "contxt": did you mean "context"/],
-    [{ event_id: "e" }, /did you mean "eventId"/], [{ deadline: 1, timeout: 1 }, /are the same/],
+    [{ event_id: "e" }, /did you mean "eventId"/], [{ deadline: 1 }, /did you mean "timeout"/],
   ]) await assert.rejects(client.rank({ actions: MENU, ...request }), message);
-  await assert.rejects(client.rankMany([{ actions: MENU, deadline: 1 }]), /no option "deadline"/);
+  await assert.rejects(client.rankMany([{ actions: MENU, timeout: 1 }]), /no option "timeout"/);
   await assert.rejects(client.slots([{ id: "top", base: "tea" }], { actions: MENU }), /did you mean "baseline"/);
-  assert.throws(() => new Client(nobody, { dedline: 1 }), /did you mean "deadline"/);
+  assert.throws(() => new Client(nobody, { timeoutt: 1 }), /did you mean "timeout"/);
   assert.throws(() => new Client("localhost"), /FEDRES_URL/);
 });
 
@@ -433,7 +434,7 @@ test("each kind of trouble is said once on the console, and an observer sees eve
   const said = () => warned.calls.map(({ arguments: [message] }) => message);
   let fetch = answers(404, "unknown_loop");
   const observe = (call) => (seen.push([call.name, call.status, call.error?.code ?? null]), assert.ok(call.milliseconds >= 0));
-  const client = new Client(nobody, { observe, fetch: (...asked) => fetch(...asked), deadline: 20 });
+  const client = new Client(nobody, { observe, fetch: (...asked) => fetch(...asked), timeout: 20 });
   for (let k = 0; k < 3; k++) assert.ok((await client.rank({ actions: MENU })).fallback);
   fetch = answers(401, "unauthorized");
   for (let k = 0; k < 3; k++) await client.rankMany([{ actions: MENU }]);
@@ -449,7 +450,7 @@ test("each kind of trouble is said once on the console, and an observer sees eve
   fetch = answers(422, "invalid");
   for (let k = 0; k < 3; k++) client.reward("e", 2);
   assert.ok(await client.flush());
-  assert.equal(client.rewards().refused, 3);
+  assert.equal(client.rewardStatus().refused, 3);
   assert.deepEqual(said().map((message) => message.slice(0, 45)), [
     "fedres: the service refused a request: 404 no", "fedres: the service refused a request: 401 no", "fedres: the service does not decide: gone",
     "fedres: the service does not decide: gone aga", "fedres: the service refused 1 of the rewards ",
