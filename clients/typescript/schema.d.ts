@@ -358,7 +358,7 @@ export interface Round {
   learning_rate: number;
   /** Setting largest_number: the bound of numbers in features. */
   largest_number: number;
-  /** What precedes an event's id where its number is drawn. */
+  /** Prefix of an event's id in the draw of its number. */
   draw_prefix: string;
   /** Setting reward_range: smallest and largest reward. */
   reward_range: number[];
