@@ -75,7 +75,8 @@ export function features(name, value) {
   if (value === null || typeof value !== "object" || Array.isArray(value)) {
     throw new TypeError(`${name} must be an object of values by name, got ${shown(value)}`);
   }
-  return isPlain(value) ? value : plain(name, value, 1);
+  // A copy in any case, as callers may change theirs.
+  return isPlain(value) ? { ...value } : plain(name, value, 1);
 }
 
 /** Whether an object has nothing to convert, as usual. */
