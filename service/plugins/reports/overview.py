@@ -76,6 +76,8 @@ class LoopState(msgspec.Struct):
     control_reward: Annotated[float | None, about("The same of the control group.", 0.29)]
     users: Annotated[int, about("Users with a personal model.")]
     pending: Annotated[int, about("Events that wait for a reward.")]
+    learned_uploads: Annotated[int, about("Uploads of devices that the shared model has learned from.")]
+    ignored_uploads: Annotated[int, about("Uploads of devices that the defenses left out.")]
     actions: Annotated[list[ActionShare], about("The most frequent actions of the newest decisions.")]
     n_actions: Annotated[int | None, about("Different actions among these decisions; null if unknown.", 3)]
     policy: Annotated[
@@ -307,6 +309,8 @@ class Summaries:
             control_reward=sums.control_reward / sums.control_settled if sums.control_settled else None,
             users=view.n_users,
             pending=view.n_waiting,
+            learned_uploads=sums.uploads,
+            ignored_uploads=sums.passed_over,
             actions=[] if summary is None else summary.actions,
             n_actions=None if summary is None else summary.n_actions,
             policy=[] if summary is None else summary.policy,

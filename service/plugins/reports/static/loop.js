@@ -79,7 +79,7 @@ export function loopParts(loop, state, r, more = {}) {
       "once they are rewarded or their wait time is over.")),
     live && !r.funnel.ranked ? firstDecision(loopPath(loop), loop) : [doesItPay(loop, r, live), live && whatIf(loop, state)],
     r.bucket_ends.length ? el("div", { class: "grid" }, rewards(r), decided(more), traffic(r), pages(r.pages), funnel(r), drift(r.drift),
-      howPersonal(more.personal), devices(loop, r.devices, live), whoGetsWhat(more), features(r)) : null,
+      howPersonal(more.personal), devices(loop, r.devices, state, live), whoGetsWhat(more), features(r)) : null,
     live && search(loop),
     el("p", { class: "note" }, `As of position ${count(r.position)}, `, moment(r.time), `; charts show the newest ${several(r.events, "finished event")}.` +
       (r.one_in > 1 ? ` They are one in ${count(r.one_in)}, as decisions of this loop are large.` : "") +
@@ -206,7 +206,7 @@ const howPersonal = p => p && section("How personal", figures([["personal part o
 note(`Of the actions taken in the newest decisions of ${several(p.looked_at, "user")}, ${count(p.with_model)} of whom have a personal model.` +
     (p.trust === null ? "" : " Trust is how much of the uncertainty about what is special about a user the user's own data has taken away: 0% for a new user.")));
 
-function devices(loop, d, live) {
+function devices(loop, d, state, live) {
   if (!d) return null;
   const holder = el("div");
   const list = el("button", { onclick: act(async () => {
@@ -215,7 +215,9 @@ function devices(loop, d, live) {
       found.devices.map(one => [one.client, moment(one.last), count(one.uploads), count(one.lag)]), [2, 3], "Devices"));
   }) }, "List devices");
   return section("Devices", figures([["devices", count(d.devices)], ["in the last hour", count(d.last_hour)], ["in the last day", count(d.last_day)],
-    ["uploads", count(d.uploads)], ["records behind (median)", count(d.median_lag)]]),
+    ["uploads", count(d.uploads)],
+    ...(state ? [["learned from", count(state.learned_uploads)], ["ignored by the defenses", count(state.ignored_uploads)]] : []),
+    ["records behind (median)", count(d.median_lag)]]),
   note("Behind: records logged between the model that a device used and its newest upload."), live && el("p", {}, list), holder);
 }
 
