@@ -35,7 +35,7 @@ DRAIN_SECONDS = 20.0  # for requests in flight when the load stops
 BACK_OFF = 0.02  # seconds between a failure and the next request on the same connection
 FIRST_BODY = 300  # bytes shown of the first failure
 
-CALLS = Calls("default", deadline=1.0, admin_deadline=1.0, fallback=None, feedback=cast(Any, None))
+CALLS = Calls("default", timeout=1.0, admin_timeout=1.0, fallback=None, feedback=cast(Any, None))
 
 Row = dict[str, Any]
 

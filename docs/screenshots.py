@@ -73,7 +73,7 @@ def visits(client: Client, rng: random.Random, n: int) -> None:
     """Let the tutorial's visitors come by."""
     for _ in range(n):
         user, time = rng.choice(["anna", "ben", "cleo", "dora"]), rng.choice(["morning", "evening"])
-        decision = client.rank(user=user, context={"time": time}, actions=["coffee", "tea", "soup"], deadline=30)
+        decision = client.rank(user=user, context={"time": time}, actions=["coffee", "tea", "soup"], timeout=30)
         wanted = "tea" if user == "ben" else {"morning": "coffee", "evening": "soup"}[time]
         decision.reward(float(decision.action == wanted))
         client.flush()

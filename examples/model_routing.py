@@ -54,7 +54,7 @@ def main() -> None:
         for _ in range(PROMPTS):
             kind, tokens = rng.choice(list(TEXTS)), rng.randint(200, 1500)
             prompt = TEXTS[kind] + " please" * rng.randint(0, 20)
-            decision = client.rank(context=features(prompt), actions=MODELS, deadline=10)
+            decision = client.rank(context=features(prompt), actions=MODELS, timeout=10)
             results = {model: reward(QUALITY[kind][model] + rng.gauss(0, 0.1), model, tokens) for model in PRICES}
             results = {model: min(max(value, -1.0), 1.0) for model, value in results.items()}
             earned.append(results[decision.action])

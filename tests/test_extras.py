@@ -89,7 +89,7 @@ def test_the_clients_of_a_service_need_no_extra(tmp_path):
     code = """
 from fedres.client import AsyncClient, Client, RankRequest
 
-assert Client("http://127.0.0.1:1", deadline=0.1).rank(actions=["tea", "juice"]).action == "tea"
+assert Client("http://127.0.0.1:1", timeout=0.1).rank(actions=["tea", "juice"]).action == "tea"
 """
     done = run(code, [*EVERY_EXTRA, *LEARN], cwd=tmp_path)
     assert done.returncode == 0, done.stderr

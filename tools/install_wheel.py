@@ -28,14 +28,14 @@ OLDEST = "python3.9"
 
 BASE = """
 from fedres.client import Client
-assert Client("http://127.0.0.1:1", deadline=0.1).rank(actions=["tea", "juice"]).fallback
+assert Client("http://127.0.0.1:1", timeout=0.1).rank(actions=["tea", "juice"]).fallback
 """
 # A shop with packages of our names, which uses the client alone.
 SHOP = """
 import sys
 import bandits, service
 from fedres_client import Client
-with Client(sys.argv[1], deadline=60, fallback=None) as client:
+with Client(sys.argv[1], timeout=60, fallback=None) as client:
     decision = client.rank(actions=["tea", "juice"])
     decision.reward(1.0)
     assert client.flush(60)

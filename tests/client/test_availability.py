@@ -71,15 +71,15 @@ def test_repeats_are_saved_up_for_a_moment_of_ten(availability):
 @pytest.mark.parametrize("deadline", [0, -1, math.nan, "1", None.__class__, [1]])
 def test_a_deadline_that_is_none_is_the_callers_mistake(deadline, caplog):
     with no_service() as url:
-        with pytest.raises((TypeError, ValueError), match="deadline must be"):
-            Client(url, deadline=deadline)
+        with pytest.raises((TypeError, ValueError), match="timeout must be"):
+            Client(url, timeout=deadline)
         with Client(url) as client:
-            with pytest.raises((TypeError, ValueError), match="deadline must be"):
-                client.rank(actions=["a"], deadline=deadline)
+            with pytest.raises((TypeError, ValueError), match="timeout must be"):
+                client.rank(actions=["a"], timeout=deadline)
             assert not client._calls.availability.away
     assert "does not decide" not in caplog.text
 
 
 def test_a_deadline_may_be_any_number():
-    with no_service() as url, Client(url, deadline=np.float32(0.2)) as client:
-        assert client.rank(actions=["a"], deadline=np.float32(0.1)).fallback
+    with no_service() as url, Client(url, timeout=np.float32(0.2)) as client:
+        assert client.rank(actions=["a"], timeout=np.float32(0.1)).fallback

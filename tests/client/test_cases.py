@@ -14,7 +14,6 @@ from fedres.client import AsyncClient, Client
 
 CASES = json.loads((Path(__file__).parents[2] / "clients" / "cases.json").read_text(encoding="utf-8"))
 WRONG = (TypeError, ValueError, RuntimeError)
-NAMES = {"admin_timeout": "admin_deadline"}
 TIMEOUTS = {"NaN": math.nan, "text": "1"}
 
 
@@ -48,7 +47,7 @@ def holds(part, whole):
 
 
 def options_of(case):
-    return {NAMES.get(name, name): value for name, value in case.get("options", {}).items()}
+    return case.get("options", {})
 
 
 def call(client, step):
@@ -96,7 +95,7 @@ async def play(case, make, script):
         if "requests" in case:
             assert holds(case["requests"], script.requests), script.requests
         if "rewards" in case:
-            assert holds(case["rewards"], dict(client.rewards()))
+            assert holds(case["rewards"], dict(client.reward_status()))
 
 
 async def _awaited(result):

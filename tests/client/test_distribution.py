@@ -86,12 +86,12 @@ def test_without_locks_and_forks_it_decides_and_a_spool_is_refused(live, loop, t
         from fedres_client import AsyncClient, Client
 
         url, loop, folder = sys.argv[1:]
-        with Client(url, loop=loop, deadline={LIMIT}, fallback=None) as client:
+        with Client(url, loop=loop, timeout={LIMIT}, fallback=None) as client:
             client.rank(actions=["tea", "juice"]).reward(1.0)
             assert client.flush({LIMIT})
 
         async def decide():
-            async with AsyncClient(url, loop=loop, deadline={LIMIT}, fallback=None) as client:
+            async with AsyncClient(url, loop=loop, timeout={LIMIT}, fallback=None) as client:
                 return (await client.rank(actions=["tea", "juice"])).fallback
 
         print(asyncio.run(decide()))
@@ -127,7 +127,7 @@ def test_a_shop_with_packages_of_our_names_decides(live, loop, tmp_path):
         import bandits, service
         from fedres_client import Client
 
-        with Client(sys.argv[1], loop=sys.argv[2], deadline={LIMIT}, fallback=None) as client:
+        with Client(sys.argv[1], loop=sys.argv[2], timeout={LIMIT}, fallback=None) as client:
             decision = client.rank(actions=["tea", "juice"])
             decision.reward(1.0)
         print(decision.action in ("tea", "juice"), service.name, bandits.name, sep=", ")

@@ -42,7 +42,7 @@ def loop(live, request):
 
 
 def test_the_client_in_a_few_lines(live, loop):
-    with Client(live.url, loop=loop, deadline=LIMIT) as client:
+    with Client(live.url, loop=loop, timeout=LIMIT) as client:
         decision = client.rank(user="anna", context={"weather": "cold"}, actions=MENU)
         decision.reward(1.0)
         assert client.flush()
@@ -55,7 +55,7 @@ def test_the_client_in_a_few_lines(live, loop):
 
 def test_the_async_client_does_the_same(live, loop):
     async def run():
-        async with AsyncClient(live.url, loop=loop, deadline=LIMIT) as client:
+        async with AsyncClient(live.url, loop=loop, timeout=LIMIT) as client:
             decisions = await asyncio.gather(*(client.rank(user=f"u{k}", actions=MENU) for k in range(10)))
             for decision in decisions:
                 decision.reward(0.5)
@@ -69,7 +69,7 @@ def test_the_async_client_does_the_same(live, loop):
 
 def test_many_requests_go_in_one_call_and_each_may_be_refused(live, loop):
     calls = []
-    with Client(live.url, loop=loop, deadline=LIMIT, observe=calls.append) as client:
+    with Client(live.url, loop=loop, timeout=LIMIT, observe=calls.append) as client:
         good = RankRequest(actions=MENU, user="ben", exclude=["tea"])
         taken = client.rank(actions=MENU).event_id
         decisions = client.rank_many([good, good, RankRequest(actions=MENU, user="ben", event_id=taken)])
@@ -81,7 +81,7 @@ def test_many_requests_go_in_one_call_and_each_may_be_refused(live, loop):
 
 
 def test_slots_are_filled_each_with_a_decision_of_its_own(live, loop):
-    with Client(live.url, loop=loop, deadline=LIMIT) as client:
+    with Client(live.url, loop=loop, timeout=LIMIT) as client:
         slots = [Slot("top", {"size": 3}), Slot("side", exclude=["milk"])]
         top, side = client.slots(slots, actions=MENU, user="anna")
         side.reward(1.0)
@@ -93,7 +93,7 @@ def test_slots_are_filled_each_with_a_decision_of_its_own(live, loop):
 
 
 def test_items_are_recommended_each_with_an_event_of_its_own(live, loop):
-    with Client(live.url, loop=loop, deadline=LIMIT) as client:
+    with Client(live.url, loop=loop, timeout=LIMIT) as client:
         client.put_actions(MENU)
         hot, *others = client.recommend(3, user="anna", filter={"hot": {"exists": True}}, exclude=["juice"])
         hot.reward(1.0)
@@ -109,7 +109,7 @@ MAY = datetime.datetime(2024, 5, 1, tzinfo=datetime.UTC)
 
 
 def test_feedback_is_stored_once_and_not_evaluated(live, loop):
-    with Client(live.url, loop=loop, deadline=LIMIT) as client:
+    with Client(live.url, loop=loop, timeout=LIMIT) as client:
         client.put_actions(MENU)
         events = [
             {"action": "tea", "reward": True, "user": 7, "event_id": "a", "time": MAY},
@@ -132,7 +132,7 @@ def test_feedback_is_stored_once_and_not_evaluated(live, loop):
 
 def test_the_async_client_recommends_the_same(live, loop):
     async def run():
-        async with AsyncClient(live.url, loop=loop, deadline=LIMIT, fallback=None) as client:
+        async with AsyncClient(live.url, loop=loop, timeout=LIMIT, fallback=None) as client:
             await client.put_actions(MENU)
             page = await client.recommend(2, user="anna", event_id="p")
             assert await client.recommend(2, user="anna", event_id="p") == page
@@ -147,18 +147,18 @@ def test_the_async_client_recommends_the_same(live, loop):
 
 
 def test_without_a_service_the_items_of_a_fallback_are_recommended(live):
-    with no_service() as url, Client(url, deadline=0.1) as client:
+    with no_service() as url, Client(url, timeout=0.1) as client:
         page = client.recommend(2, fallback=["a", "b", "c"])
         assert client.recommend() == []
         page[0].reward(1.0)
-        assert client.rewards().queued == 0
+        assert client.reward_status().queued == 0
     assert [(item.id, item.fallback, item.error.code) for item in page] == [(n, True, "no_answer") for n in "ab"]
-    with no_service() as url, Client(url, deadline=0.1, fallback=None) as client, pytest.raises(ServiceError):
+    with no_service() as url, Client(url, timeout=0.1, fallback=None) as client, pytest.raises(ServiceError):
         client.recommend(fallback=["a"])
 
 
 def test_a_deferred_decision_waits_until_it_is_activated(live, loop):
-    with Client(live.url, loop=loop, deadline=LIMIT) as client:
+    with Client(live.url, loop=loop, timeout=LIMIT) as client:
         shown, hidden = (client.rank(actions=MENU, defer=True) for _ in range(2))
         shown.activate()
         assert client.flush()
@@ -167,7 +167,7 @@ def test_a_deferred_decision_waits_until_it_is_activated(live, loop):
 
 
 def test_rewards_of_one_event_count_once_by_id_and_else_each(live, loop):
-    with Client(live.url, loop=loop, deadline=LIMIT) as client:
+    with Client(live.url, loop=loop, timeout=LIMIT) as client:
         client.replace_settings({"aggregation": "sum", "reward_range": [0, 1]})
         client.change_settings(reward_range=[0, 10])
         decision = client.rank(actions=MENU)
@@ -183,22 +183,22 @@ def test_rewards_of_one_event_count_once_by_id_and_else_each(live, loop):
 
 def test_named_outcomes_make_the_reward(live):
     live.make_loop("outcomes", outcomes={"click": 600, "purchase": 600}, formula="click + purchase / 100")
-    with Client(live.url, loop="outcomes", deadline=LIMIT, fallback=None) as client:
+    with Client(live.url, loop="outcomes", timeout=LIMIT, fallback=None) as client:
         decision = client.rank(actions=MENU)
         decision.reward(outcomes={"click": 1})
         client.reward(decision.event_id, outcomes={"purchase": 50})
         with pytest.raises(ValueError, match="a value or outcomes, got neither"):
             decision.reward()
         assert client.flush(LIMIT)
-        assert client.rewards().refused == 0
+        assert client.reward_status().refused == 0
     rewards = [json.loads(entry.body) for entry in live.engine.logged("outcomes") if entry.kind == "reward"]
     assert [(reward["outcome"], reward["value"]) for reward in rewards] == [("click", 1), ("purchase", 50)]
 
 
 def test_the_catalogue_users_and_evaluation(live, loop):
-    with Client(live.url, loop=loop, deadline=LIMIT) as client:
+    with Client(live.url, loop=loop, timeout=LIMIT) as client:
         client.put_actions(MENU, retire=["milk"])
-        assert client.actions() == {"tea": {"hot": True}, "juice": {"hot": False}}
+        assert client.catalogue() == {"tea": {"hot": True}, "juice": {"hot": False}}
         users = ["anna", *(f"user-{k}" for k in range(11))]
         for k, user in enumerate(users):
             client.rank(user=user, actions=["tea", "juice"]).reward(k % 2)
@@ -217,7 +217,7 @@ def test_the_catalogue_users_and_evaluation(live, loop):
 
 def test_an_export_goes_on_page_by_page(live, loop, monkeypatch):
     monkeypatch.setattr("fedres_client.client.PAGE", 3)
-    with Client(live.url, loop=loop, deadline=LIMIT) as client:
+    with Client(live.url, loop=loop, timeout=LIMIT) as client:
         made = [client.rank(actions=MENU).event_id for _ in range(8)]
         events = list(client.events())
         assert [event.event_id for event in events] == made
@@ -232,13 +232,13 @@ def test_what_is_no_decision_raises_what_the_service_says(live):
 
 
 def test_without_a_service_the_first_allowed_action_is_taken_and_its_reward_is_not_sent():
-    with no_service() as url, Client(url, deadline=0.2) as client:
+    with no_service() as url, Client(url, timeout=0.2) as client:
         decision = client.rank(actions=MENU, exclude=["tea"])
         decision.reward(1.0)
         decision.activate()
         top, side = client.slots(["top", "side"], actions=MENU)
         assert [one.action for one in client.rank_many([RankRequest(actions=MENU)])] == ["tea"]
-        assert client.rewards().queued == 0
+        assert client.reward_status().queued == 0
     assert (decision.action, decision.fallback, decision.probability) == ("juice", True, None)
     assert (decision.error.status, decision.error.code) == (0, "no_answer")
     assert (top.action, side.action) == ("tea", "juice")
@@ -253,14 +253,14 @@ def test_a_function_can_fall_back_and_what_it_gets_wrong_is_the_first_action(cap
 
     with no_service() as url:
         for fallback, action in ((newest, "milk"), (fails, "tea"), (lambda request: "wine", "tea")):
-            with Client(url, deadline=0.1, fallback=fallback) as client:
+            with Client(url, timeout=0.1, fallback=fallback) as client:
                 assert client.rank(actions=MENU).action == action
     assert "the fallback failed" in caplog.text
     assert "got 'wine'" in caplog.text
 
 
 def test_who_wants_an_error_gets_one():
-    with no_service() as url, Client(url, deadline=0.1, fallback=None) as client:
+    with no_service() as url, Client(url, timeout=0.1, fallback=None) as client:
         with pytest.raises(ServiceError):
             client.rank(actions=MENU)
         with pytest.raises(ServiceError):
@@ -268,7 +268,7 @@ def test_who_wants_an_error_gets_one():
 
 
 def test_a_refused_request_falls_back_and_is_logged(live, loop, caplog):
-    with Client(live.url, loop=loop, deadline=LIMIT) as client:
+    with Client(live.url, loop=loop, timeout=LIMIT) as client:
         decision = client.rank(actions=MENU, user="u" * 300)
         assert (decision.action, decision.fallback, decision.error.status) == ("tea", True, 422)
     assert [record.levelno for record in caplog.records].count(logging.ERROR) >= 1
@@ -301,7 +301,7 @@ ITSELF["again"] = ITSELF
         ({"user": True}, "user must be text"),
         ({"event_id": b"e"}, "event_id must be text"),
         ({"event_id": "fallback-mine"}, "event_id must not begin with 'fallback-'"),
-        ({"deadline": 1, "timeout": 1}, "deadline and timeout are the same"),
+        ({"deadline": 1}, "rank has no argument 'deadline': it is timeout"),
     ],
 )
 def test_what_can_never_be_sent_is_refused_at_the_call(request_, message):
@@ -311,18 +311,18 @@ def test_what_can_never_be_sent_is_refused_at_the_call(request_, message):
 
 @pytest.mark.parametrize("value", [None, math.nan, math.inf, "1", b"1", [1], {"click": 1}, 10**400, Decimal("nan")])
 def test_a_reward_that_is_no_number_is_refused_at_the_call(value):
-    with no_service() as url, Client(url, deadline=0.1) as client:
+    with no_service() as url, Client(url, timeout=0.1) as client:
         for reward in (client.rank(actions=MENU).reward, lambda value: client.reward("event", value)):
             with pytest.raises((TypeError, ValueError), match="value"):
                 reward(value)
             with pytest.raises((TypeError, ValueError), match="outcomes"):
                 reward(None) if value is None else client.reward("event", outcomes={"click": value})
-        assert client.rewards().queued == 0
+        assert client.reward_status().queued == 0
 
 
 def test_rewards_of_any_type_of_number_are_stored(live, loop):
     values = [True, False, 1, Decimal("0.5"), np.float32(0.5), np.int64(1), np.bool_(True), Fraction(1, 2)]
-    with Client(live.url, loop=loop, deadline=LIMIT, fallback=None) as client:
+    with Client(live.url, loop=loop, timeout=LIMIT, fallback=None) as client:
         for value in values:
             client.rank(actions=MENU).reward(value)
         assert client.flush(LIMIT)
@@ -333,7 +333,7 @@ def test_actions_come_in_three_forms_or_one_by_one(live, loop):
     listed = [{"id": "tea", "features": {"hot": True}}, {"id": "juice", "features": {"hot": False}}, {"id": "milk"}]
     with Client(live.url, loop=loop, timeout=LIMIT, fallback=None) as client:
         client.put_actions(listed)
-        assert client.actions() == MENU
+        assert client.catalogue() == MENU
         client.put_actions([], retire=["milk"])
         for actions in (listed, MENU, list(MENU), iter(listed), (name for name in MENU)):
             assert client.rank(actions=actions, timeout=LIMIT).action in MENU
@@ -343,7 +343,7 @@ def test_actions_come_in_three_forms_or_one_by_one(live, loop):
 
 def test_ids_may_be_numbers_and_uuids_and_come_back_as_they_were_given(live, loop):
     identity = uuid.UUID(int=7)
-    with Client(live.url, loop=loop, deadline=LIMIT, fallback=None) as client:
+    with Client(live.url, loop=loop, timeout=LIMIT, fallback=None) as client:
         for ids in ([1042, 17, 3], [np.int64(1042), np.int64(17)], [identity, 3]):
             decision = client.rank(actions=ids, user=42, exclude=ids[1:], explain=True)
             assert (decision.action, type(decision.action)) == (ids[0], type(ids[0]))
@@ -353,13 +353,13 @@ def test_ids_may_be_numbers_and_uuids_and_come_back_as_they_were_given(live, loo
         events = list(client.events())
     assert [event["user"] for event in events] == ["42", "42", "42", str(identity)]
     assert [each["id"] for each in events[2]["actions"]] == [str(identity)]
-    with no_service() as url, Client(url, deadline=0.1, fallback=lambda request: "17") as client:
+    with no_service() as url, Client(url, timeout=0.1, fallback=lambda request: "17") as client:
         assert client.rank(actions=[1042, 17]).action == 17
 
 
 @pytest.mark.parametrize("user", [None, ""])
 def test_a_visitor_who_is_not_logged_in_is_nobody(live, loop, user):
-    with Client(live.url, loop=loop, deadline=LIMIT, fallback=None) as client:
+    with Client(live.url, loop=loop, timeout=LIMIT, fallback=None) as client:
         client.rank(user=user, actions=MENU)
         assert [event.user for event in client.events()] == [None]
         with pytest.raises(ValueError, match="user must have"):
@@ -368,7 +368,7 @@ def test_a_visitor_who_is_not_logged_in_is_nobody(live, loop, user):
 
 def test_features_are_stored_as_numbers_where_they_are_numbers(live, loop):
     context = {"price": Decimal("9.99"), "n": np.int32(3), "taste": np.array([0.5, 2]), "id": uuid.UUID(int=1)}
-    with Client(live.url, loop=loop, deadline=LIMIT, fallback=None) as client:
+    with Client(live.url, loop=loop, timeout=LIMIT, fallback=None) as client:
         client.rank(context=context, actions=MENU)
         [event] = client.events()
     assert event.context == {"price": 9.99, "n": 3, "taste": [0.5, 2.0], "id": str(uuid.UUID(int=1))}
@@ -379,7 +379,7 @@ def test_features_are_stored_as_numbers_where_they_are_numbers(live, loop):
 
 def test_a_slot_has_a_baseline_and_an_event_its_arm(live):
     live.make_loop("baselines", control={"share": 0.5, "baseline": "first", "experiment": "page"})
-    with Client(live.url, loop="baselines", deadline=LIMIT, fallback=None) as client:
+    with Client(live.url, loop="baselines", timeout=LIMIT, fallback=None) as client:
         users = (f"user-{k}" for k in range(100))
         user = next(user for user in users if client.rank(actions=MENU, user=user).arm == "control")
         slots = [Slot("top", baseline="milk"), Slot("side", baseline="tea")]
@@ -389,25 +389,25 @@ def test_a_slot_has_a_baseline_and_an_event_its_arm(live):
 
 def test_an_explanation_has_the_width_of_the_score(live):
     live.make_loop("widths", model="residual-kalman")
-    with Client(live.url, loop="widths", deadline=LIMIT, fallback=None) as client:
+    with Client(live.url, loop="widths", timeout=LIMIT, fallback=None) as client:
         decision = client.rank(actions=MENU, explain=True)
     assert all(why.width > 0 for why in decision.explanations)
 
 
 def test_a_reward_by_the_id_of_a_fallback_is_not_sent(live, loop):
-    with no_service() as url, Client(url, deadline=0.1) as client:
+    with no_service() as url, Client(url, timeout=0.1) as client:
         event_id = client.rank(actions=MENU).event_id
     assert event_id.startswith("fallback-")
     with Client(live.url, loop=loop) as client:  # another process of the same shop
         client.reward(event_id, 1.0)
         client.activate(event_id)
-        assert client.rewards().queued == 0
+        assert client.reward_status().queued == 0
         assert client.unmatched() == []
 
 
 def test_address_and_key_are_those_of_the_environment(live, loop, monkeypatch):
     monkeypatch.setenv("FEDRES_URL", live.url)
-    with Client(loop=loop, deadline=LIMIT, fallback=None) as client:
+    with Client(loop=loop, timeout=LIMIT, fallback=None) as client:
         client.rank(actions=MENU)
     monkeypatch.setenv("FEDRES_KEY", "schlüssel")
     with pytest.raises(ValueError, match="key must be"):
@@ -431,7 +431,7 @@ def test_the_wrong_kind_of_with_names_the_right_client(live):
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # connections of a loop that is closed
 def test_an_async_client_goes_on_in_a_second_event_loop_once_the_first_is_closed(live, loop):
-    _use_in_three_event_loops(AsyncClient(live.url, loop=loop, deadline=LIMIT, fallback=None))
+    _use_in_three_event_loops(AsyncClient(live.url, loop=loop, timeout=LIMIT, fallback=None))
     gc.collect()  # warns of the connections here, not in a later test
 
 
@@ -461,8 +461,8 @@ def test_there_is_no_fallback_without_an_action():
 @pytest.mark.parametrize(
     "options",
     [
-        {"deadline": 0},
-        {"admin_deadline": math.inf},
+        {"timeout": 0},
+        {"admin_timeout": math.inf},
         {"fallback": "last"},
         {"queue_limit": 0},
         {"loop": ""},
@@ -485,7 +485,7 @@ def test_an_address_that_cannot_be_asked_is_refused_at_once(url):
 
 def test_every_call_is_observed(live, loop):
     seen = []
-    with Client(live.url, loop=loop, deadline=LIMIT, observe=seen.append) as client:
+    with Client(live.url, loop=loop, timeout=LIMIT, observe=seen.append) as client:
         client.rank(actions=MENU).reward(1.0)
         assert client.flush()
     assert sorted((one.name, one.status, one.error) for one in seen) == [("rank", 200, None), ("rewards", 200, None)]
@@ -513,14 +513,14 @@ def plain(decision):
 
 
 def test_decisions_and_fallbacks_are_plain_data(live, loop):
-    with Client(live.url, loop=loop, deadline=LIMIT) as client:
+    with Client(live.url, loop=loop, timeout=LIMIT) as client:
         client.put_actions(MENU)
         decision = client.rank(actions=MENU)
         assert decision.probability > 0
         plain(decision)
         assert client.recommend(1)[0].as_dict()["id"] in MENU
         assert client.flush(LIMIT)
-    with no_service() as url, Client(url, deadline=0.1) as client:
+    with no_service() as url, Client(url, timeout=0.1) as client:
         fallback = client.rank(actions=MENU)
         plain(fallback)
         assert fallback.as_dict()["error"]["code"] == "no_answer"
@@ -551,7 +551,7 @@ def test_a_reward_under_an_id_that_no_event_has_is_refused_before_it_is_queued(e
             client.reward(event_id, 1.0)
         with pytest.raises(ValueError, match="event_id"):
             client.activate(event_id)
-        assert client.rewards().queued == 0
+        assert client.reward_status().queued == 0
 
 
 def test_two_threads_that_call_first_share_connections_and_leave_none_open(monkeypatch):
@@ -564,7 +564,7 @@ def test_two_threads_that_call_first_share_connections_and_leave_none_open(monke
         return http
 
     connect = Client._new_http
-    with no_service() as url, closing(Client(url, deadline=0.2)) as client:  # `with` would connect at once
+    with no_service() as url, closing(Client(url, timeout=0.2)) as client:  # `with` would connect at once
         monkeypatch.setattr(Client, "_new_http", slow)
         threads = [threading.Thread(target=client.rank, kwargs={"actions": MENU}) for _ in range(2)]
         for thread in threads:
@@ -590,13 +590,13 @@ def test_rewards_are_sent_before_the_program_ends(live, loop):
     code = """
         import sys
         from fedres.client import Client
-        client = Client(sys.argv[1], loop=sys.argv[2], deadline=300, fallback=None)
+        client = Client(sys.argv[1], loop=sys.argv[2], timeout=300, fallback=None)
         for _ in range(20):
             decision = client.rank(actions=["a", "b"])
             decision.reward(1.0)
     """
     run(code, live.url, loop)
-    with Client(live.url, loop=loop, deadline=LIMIT) as client:
+    with Client(live.url, loop=loop, timeout=LIMIT) as client:
         assert [event.reward for event in client.events()] == [1.0] * 20
 
 
@@ -604,7 +604,7 @@ def test_a_forked_process_has_connections_and_rewards_of_its_own(live, loop):
     code = """
         import os, sys
         from fedres.client import Client
-        client = Client(sys.argv[1], loop=sys.argv[2], fallback=None, deadline=300)
+        client = Client(sys.argv[1], loop=sys.argv[2], fallback=None, timeout=300)
         client.rank(actions=["a", "b"]).reward(1.0)
         children = []
         for _ in range(2):
@@ -618,10 +618,10 @@ def test_a_forked_process_has_connections_and_rewards_of_its_own(live, loop):
         client.rank(actions=["a", "b"]).reward(1.0)
         assert [os.waitpid(child, 0)[1] for child in children] == [0, 0]
         client.close()
-        print(client.rewards().sent)
+        print(client.reward_status().sent)
     """
     assert run(code, live.url, loop) == ["2"]
-    with Client(live.url, loop=loop, deadline=LIMIT) as client:
+    with Client(live.url, loop=loop, timeout=LIMIT) as client:
         assert [event.reward for event in client.events()] == [1.0] * 8
 
 
@@ -633,7 +633,7 @@ def test_a_forked_process_waits_for_none_of_its_parents_rewards_and_a_closed_cli
         client.reward("event", 1.0)
         child = os.fork()
         if child == 0:
-            os._exit(0 if client.flush(0) and client.rewards().queued == 0 else 1)
+            os._exit(0 if client.flush(0) and client.reward_status().queued == 0 else 1)
         print(os.waitpid(child, 0)[1])
         client.close(0)
         child = os.fork()
@@ -658,7 +658,7 @@ def test_no_thread_imports_or_makes_tls_settings_whose_locks_a_fork_would_copy(u
             print("TLS settings")
             raise OSError
 
-        client = Client(sys.argv[1], deadline=300, fallback=None)
+        client = Client(sys.argv[1], timeout=300, fallback=None)
         loaded, ssl.SSLContext = set(sys.modules), made
         client.reward("event", 1.0)
         assert not client.flush(0.5)  # a first try at least
@@ -704,7 +704,7 @@ def test_a_client_loads_neither_the_server_nor_numpy(live, loop):
     code = """
         import sys
         from fedres.client import Client
-        with Client(sys.argv[1], loop=sys.argv[2], fallback=None, deadline=300) as client:
+        with Client(sys.argv[1], loop=sys.argv[2], fallback=None, timeout=300) as client:
             client.rank(actions=["a", "b"]).reward(1.0)
         print([name for name in ("numpy", "numba", "vowpalwabbit", "service", "bandits") if name in sys.modules])
     """
@@ -725,6 +725,6 @@ def test_opening_a_client_loads_what_connects_so_that_the_first_decision_has_its
 
     async def opened():
         async with AsyncClient("http://127.0.0.1:1") as client:
-            return client._http
+            return client._connection.http
 
     assert asyncio.run(opened()) is not None

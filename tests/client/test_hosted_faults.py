@@ -65,7 +65,7 @@ def check(live, loop, decided):
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_through_a_faulty_network_nothing_is_lost_and_nothing_doubled(live, loop, seed):
-    options = {"loop": loop, "deadline": LIMIT, "fallback": None}
+    options = {"loop": loop, "timeout": LIMIT, "fallback": None}
     with FaultyProxy(live.address, faults(seed)) as proxy, Client(proxy.url, **options) as one:
         decided = {}
         for k in range(N):
@@ -73,14 +73,14 @@ def test_through_a_faulty_network_nothing_is_lost_and_nothing_doubled(live, loop
             decision.reward(1.0)
             decided[decision.event_id] = decision
         assert one.flush(LIMIT)
-        assert one.rewards().sent == N
+        assert one.reward_status().sent == N
     assert set(proxy.seen) == {PASS, DROP, MUTE, TWICE, REPEAT}
     check(live, loop, decided)
 
 
 def test_the_async_client_is_as_careful(live, loop):
     async def run(url):
-        async with AsyncClient(url, loop=loop, deadline=LIMIT, fallback=None) as client:
+        async with AsyncClient(url, loop=loop, timeout=LIMIT, fallback=None) as client:
             decisions = await asyncio.gather(*(client.rank(context={"k": k}, actions=MENU) for k in range(N)))
             for decision in decisions:
                 decision.reward(1.0)
@@ -105,7 +105,7 @@ def test_a_loop_whose_first_answer_was_lost_is_there_and_ours(live, fault):
 
 def test_an_export_through_a_faulty_network_has_every_event_once(live, loop, monkeypatch):
     monkeypatch.setattr("fedres_client.client.PAGE", 4)
-    with Client(live.url, loop=loop, deadline=LIMIT, fallback=None) as client:
+    with Client(live.url, loop=loop, timeout=LIMIT, fallback=None) as client:
         made = [client.rank(actions=MENU).event_id for _ in range(20)]
     with FaultyProxy(live.address, faults(4)) as proxy, Client(proxy.url, loop=loop) as client:
         assert [event.event_id for event in client.events()] == made
@@ -119,7 +119,7 @@ GIVEN_UP = "ignore::pytest.PytestUnraisableExceptionWarning"  # sockets of conne
 def test_a_reply_that_never_ends_keeps_nobody_waiting(live, loop, fault):
     """Without a bound on the whole call, this would never return."""
     with FaultyProxy(live.address, lambda request: fault) as proxy:
-        client = Client(proxy.url, loop=loop, deadline=0.2)
+        client = Client(proxy.url, loop=loop, timeout=0.2)
         decisions = []
         callers = [threading.Thread(target=lambda: decisions.append(client.rank(actions=MENU))) for _ in range(40)]
         for caller in callers:
@@ -135,7 +135,7 @@ def test_a_reply_that_never_ends_keeps_nobody_waiting(live, loop, fault):
 @pytest.mark.parametrize("fault", [HANG, TRICKLE])
 def test_nor_with_the_async_client(live, loop, fault):
     async def run(url):
-        async with AsyncClient(url, loop=loop, deadline=0.2) as client:
+        async with AsyncClient(url, loop=loop, timeout=0.2) as client:
             return await asyncio.gather(*(client.rank(actions=MENU) for _ in range(40)))
 
     with FaultyProxy(live.address, lambda request: fault) as proxy:
@@ -145,7 +145,7 @@ def test_nor_with_the_async_client(live, loop, fault):
 
 def test_a_decision_that_came_too_late_gets_no_reward_for_the_action_that_was_shown(live, loop):
     with FaultyProxy(live.address, lambda request: HANG) as proxy:
-        client = Client(proxy.url, loop=loop, deadline=0.5)
+        client = Client(proxy.url, loop=loop, timeout=0.5)
         decision = client.rank(actions=MENU, event_id="visit")
         decision.reward(1.0)
         client.reward(decision.event_id, 1.0)  # a caller that did not look goes to an event that nobody has
@@ -160,14 +160,14 @@ def test_while_the_service_is_away_a_call_is_tried_once_and_when_it_is_back_it_d
     away = threading.Event()
     away.set()
     with FaultyProxy(live.address, lambda request: DROP if away.is_set() else PASS) as proxy:
-        client = Client(proxy.url, loop=loop, deadline=0.5)
+        client = Client(proxy.url, loop=loop, timeout=0.5)
         assert client.rank(actions=MENU).fallback
         for n_tries in range(len(proxy.seen), len(proxy.seen) + 3):
             while len(proxy.seen) == n_tries:  # a call during the rest after a slow try is not tried
                 assert client.rank(actions=MENU).fallback
             assert len(proxy.seen) == n_tries + 1
         away.clear()
-        while client.rank(actions=MENU, deadline=LIMIT).fallback:
+        while client.rank(actions=MENU, timeout=LIMIT).fallback:
             pass
         client.close()
 
@@ -175,7 +175,7 @@ def test_while_the_service_is_away_a_call_is_tried_once_and_when_it_is_back_it_d
 @pytest.mark.filterwarnings(GIVEN_UP)
 def test_while_a_service_hangs_one_call_waits_and_all_others_fall_back_at_once(live, loop):
     with FaultyProxy(live.address, lambda request: HANG) as proxy:
-        client = Client(proxy.url, loop=loop, deadline=0.3)
+        client = Client(proxy.url, loop=loop, timeout=0.3)
         assert client.rank(actions=MENU).fallback
         tries = len(proxy.seen)
         decisions = [client.rank(actions=MENU) for _ in range(200)]
@@ -193,13 +193,13 @@ def test_a_first_try_has_the_whole_deadline_and_a_repeat_goes_beside_it(live, lo
     faults_left = iter([HANG])
     with FaultyProxy(live.address, lambda request: next(faults_left, PASS)) as proxy:
         if kind == "sync":
-            client = Client(proxy.url, loop=loop, deadline=4)
+            client = Client(proxy.url, loop=loop, timeout=4)
             decision = client.rank(actions=MENU)
             client.close(0)
         else:
 
             async def run():
-                async with AsyncClient(proxy.url, loop=loop, deadline=4) as client:
+                async with AsyncClient(proxy.url, loop=loop, timeout=4) as client:
                     return await client.rank(actions=MENU)
 
             decision = asyncio.run(run())
@@ -220,13 +220,13 @@ def test_a_reply_in_the_second_half_of_the_deadline_decides(kind):
     """A service that takes 0.6 of the deadline for each reply decides, and is not asked again and again."""
     with answering(SLOW, seconds=1.2) as url:
         if kind == "sync":
-            client = Client(url, deadline=2)
+            client = Client(url, timeout=2)
             decisions = [client.rank(actions=MENU) for _ in range(2)]
             client.close(0)
         else:
 
             async def run():
-                async with AsyncClient(url, deadline=2) as client:
+                async with AsyncClient(url, timeout=2) as client:
                     return await asyncio.gather(*(client.rank(actions=MENU) for _ in range(2)))
 
             decisions = asyncio.run(run())
@@ -234,8 +234,8 @@ def test_a_reply_in_the_second_half_of_the_deadline_decides(kind):
 
 
 def test_a_call_that_is_in_more_haste_than_the_client_does_not_make_the_service_look_away(caplog):
-    with answering(SLOW, seconds=0.3) as url, Client(url, deadline=LIMIT) as client:
-        assert client.rank(actions=MENU, deadline=0.01).fallback
+    with answering(SLOW, seconds=0.3) as url, Client(url, timeout=LIMIT) as client:
+        assert client.rank(actions=MENU, timeout=0.01).fallback
         assert not client.rank(actions=MENU).fallback
     assert "does not decide" not in caplog.text
 
@@ -245,12 +245,12 @@ def test_rewards_never_block_and_the_oldest_are_dropped_when_there_are_too_many(
         client = Client(url, queue_limit=100)
         for k in range(1000):
             client.reward(f"event-{k}", 1.0)
-        status = client.rewards()
+        status = client.reward_status()
         assert status.queued + status.dropped == 1000
         assert status.queued <= 101  # one is under way
         assert not client.flush(0)
         client.close(0)
-        assert client.rewards().dropped == 1000
+        assert client.reward_status().dropped == 1000
 
 
 def test_a_reward_that_is_refused_is_counted_and_the_next_one_is_sent(live, loop, caplog):
@@ -258,7 +258,7 @@ def test_a_reward_that_is_refused_is_counted_and_the_next_one_is_sent(live, loop
         client.reward("a", N + 1.0)
         client.reward("b", 1.0)
         assert client.flush(LIMIT)
-        status = client.rewards()
+        status = client.reward_status()
     assert (status.sent, status.refused) == (1, 1)
     assert f"value must be in [0, {N}]" in caplog.text
 
@@ -307,7 +307,7 @@ IDS = [
 @pytest.mark.parametrize("strange", IDS, ids=ascii)
 def test_no_id_however_strange_changes_what_happens_to_the_next_call(live, loop, strange):
     """An id is sent as it is, or refused at the call; the reward behind it is stored, and the next call decides."""
-    with Client(live.url, loop=loop, deadline=LIMIT) as client:
+    with Client(live.url, loop=loop, timeout=LIMIT) as client:
         calls = [
             lambda: client.reward(strange, 1.0),
             lambda: client.reward("event", 1.0, id=strange),
@@ -326,7 +326,7 @@ def test_no_id_however_strange_changes_what_happens_to_the_next_call(live, loop,
             assert not decision.fallback
             decision.reward(1.0)
         assert client.flush(LIMIT)
-        status = client.rewards()
+        status = client.reward_status()
         assert (status.queued, status.dropped, status.sent >= len(calls)) == (0, 0, True)
         rewarded = {event for event, _ in stored(live, loop)[1]}
         assert decision.event_id in rewarded
@@ -349,7 +349,7 @@ def test_no_event_id_is_changed_or_lost_on_its_way(events):
         received.extend(events)
         return Answer(200, json.dumps({"results": [{"event_id": event} for event in events]}).encode(), {})
 
-    calls = Calls("default", deadline=1.0, admin_deadline=1.0, fallback="first", feedback=None)
+    calls = Calls("default", timeout=1.0, admin_timeout=1.0, fallback="first", feedback=None)
     rewards = Rewards(connect, limit=1_000)
     sendable = []
     for event in events:
@@ -370,9 +370,9 @@ STRANGE = [b"<html>", b"", b"null", b"[]", b"{}", b'{"event_id":"\xff"}', b'{"x"
 @pytest.mark.parametrize("body", STRANGE, ids=lambda body: repr(body[:10]))
 @pytest.mark.parametrize("status", [200, 400])
 def test_whatever_a_proxy_answers_a_decision_falls_back_and_other_calls_raise_a_service_error(body, status):
-    with answering(reply(body, status=status)) as url, Client(url, deadline=LIMIT) as client:
+    with answering(reply(body, status=status)) as url, Client(url, timeout=LIMIT) as client:
         assert client.rank(actions=MENU).fallback
-        calls = [client.settings, client.actions, client.unmatched, lambda: list(client.events())]
+        calls = [client.settings, client.catalogue, client.unmatched, lambda: list(client.events())]
         for call in calls if body or status == 400 else calls[:3]:  # an export may be empty
             with pytest.raises(ServiceError):
                 call()
@@ -381,8 +381,8 @@ def test_whatever_a_proxy_answers_a_decision_falls_back_and_other_calls_raise_a_
 @pytest.mark.parametrize("deadline", [1e10, 1e300, math.inf])
 def test_a_deadline_may_be_as_long_as_one_likes(deadline):
     refused = reply(b"{}", status=422)
-    with answering(refused) as url, Client(url, admin_deadline=min(deadline, 1e300)) as client:
-        assert client.rank(actions=MENU, deadline=deadline).error.status == 422
+    with answering(refused) as url, Client(url, admin_timeout=min(deadline, 1e300)) as client:
+        assert client.rank(actions=MENU, timeout=deadline).error.status == 422
         with pytest.raises(ServiceError):
             client.settings()
         client.reward("event", 1.0)
@@ -391,7 +391,7 @@ def test_a_deadline_may_be_as_long_as_one_likes(deadline):
 
 def test_an_async_call_whose_client_is_closed_between_two_tries_falls_back():
     async def run(url):
-        client = AsyncClient(url, deadline=LIMIT)
+        client = AsyncClient(url, timeout=LIMIT)
 
         async def close(_):
             await client.close()
@@ -417,7 +417,7 @@ def test_a_reply_without_end_is_given_up_and_keeps_no_thread(monkeypatch):
     )
     monkeypatch.setattr("fedres_client.rewards.TRY_SECONDS", 0.1)
     others = threads()
-    client = Client(deadline=0.2)
+    client = Client(timeout=0.2)
     assert client.rank(actions=MENU).fallback
     client.reward("event", 1.0)
     client.close(0)
@@ -464,7 +464,7 @@ def test_what_a_killed_process_had_is_sent_once_by_one_of_the_next(live, loop, t
     with contextlib.ExitStack() as stack:
         clients = [stack.enter_context(Client(live.url, loop=loop, spool=tmp_path)) for _ in range(3)]
         assert all(client.flush(LIMIT) for client in clients)
-        assert sum(client.rewards().sent for client in clients) == 50
+        assert sum(client.reward_status().sent for client in clients) == 50
     assert sorted(event for event, _ in stored(live, loop)[1]) == sorted(f"event-{k}" for k in range(50))
 
 
@@ -483,14 +483,14 @@ def test_rewards_that_a_full_disk_has_no_room_for_wait_in_memory(live, loop, tmp
         client._rewards._spool._db.execute("PRAGMA max_page_count = 4")
         for k in range(100):
             client.reward(f"event-{k}", 1.0)
-        assert client.rewards().queued == 100
+        assert client.reward_status().queued == 100
         client.close(0)
-    kept, lost = client.rewards().queued, client.rewards().dropped
+    kept, lost = client.reward_status().queued, client.reward_status().dropped
     assert (kept + lost, kept > 0, lost > 0) == (100, True, True)
     assert caplog.text.count("database or disk is full") == 1
     with Client(live.url, loop=loop, spool=tmp_path) as client:
         assert client.flush(LIMIT)
-        assert client.rewards().sent == kept
+        assert client.reward_status().sent == kept
 
 
 def test_a_reward_that_was_sent_and_cannot_be_forgotten_does_not_stop_the_next(live, loop, tmp_path):
@@ -500,7 +500,7 @@ def test_a_reward_that_was_sent_and_cannot_be_forgotten_does_not_stop_the_next(l
                 client.reward(f"event-{k}", 1.0)
             client._rewards._spool._db.execute("PRAGMA query_only = ON")
         assert client.flush(LIMIT)
-        assert client.rewards().sent == 3
+        assert client.reward_status().sent == 3
 
 
 WRONG_KEY = reply(b'{"error":{"code":"unauthorized","message":"no such key","target":null}}', status=401)
@@ -520,7 +520,8 @@ def test_rewards_outlive_the_mistakes_of_operators(live, loop, tmp_path, caplog,
         for k in range(5):
             client.reward(f"event-{k}", float(k))
         assert not client.flush(0.2)
-        assert (client.rewards().queued, client.rewards().refused, client.rewards().dropped) == (5, 0, 0)
+        status = client.reward_status()
+        assert (status.queued, status.refused, status.dropped) == (5, 0, 0)
     assert caplog.text.count("the service takes no rewards") == 1
     with Client(live.url, loop=loop, spool=tmp_path) as client:
         assert client.flush(LIMIT)
@@ -540,10 +541,10 @@ def test_a_loop_that_is_made_later_gets_the_rewards_that_waited_in_order(live, m
         for k in range(5):
             client.reward(f"event-{k}", 1.0)
         assert seen.wait(LIMIT)
-        assert client.rewards().queued == 5
+        assert client.reward_status().queued == 5
         live.make_loop("later")
         assert client.flush(LIMIT)
-        assert client.rewards().sent == 5
+        assert client.reward_status().sent == 5
     assert [event for event, _ in stored(live, "later")[1]] == [f"event-{k}" for k in range(5)]
 
 
@@ -555,9 +556,9 @@ def test_rewards_of_a_loop_that_is_gone_hold_up_no_others_and_have_no_more_room_
     with Client(live.url, loop=loop, spool=tmp_path, queue_limit=10) as client:
         for k in range(30):
             client.reward(f"event-{k}", 1.0)
-            while client.rewards().sent <= k:
+            while client.reward_status().sent <= k:
                 threading.Event().wait(0.001)
-        assert client.rewards().queued == 9
+        assert client.reward_status().queued == 9
         assert not client.flush(0)
     assert len(list(tmp_path.glob("*.db"))) == 1
 

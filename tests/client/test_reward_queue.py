@@ -58,7 +58,7 @@ def queue(monkeypatch):
         yield make
 
 
-CALLS = Calls("default", deadline=1.0, admin_deadline=1.0, fallback="first", feedback=None)
+CALLS = Calls("default", timeout=1.0, admin_timeout=1.0, fallback="first", feedback=None)
 
 
 def put(queue, *events, value=1.0):

@@ -72,7 +72,7 @@ def test_the_examples_of_the_client_run_one_after_the_other(tmp_path):
     page = (FOLDER / "reference" / "client.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
     with served(["fedres", "serve"], tmp_path) as (url, _):
-        patient = f'Client("{url}", deadline={LIMIT}'  # on a busy machine, the first decision of a process takes long
+        patient = f'Client("{url}", timeout={LIMIT}'  # on a busy machine, the first decision of a process takes long
         script = [block.replace('Client("http://127.0.0.1:8000"', patient) for block in blocks]
         answers = [run_python(block.replace("http://127.0.0.1:8000", url), tmp_path) for block in script]
     assert re.match(r"(tea|juice) 0\.\d+\n", answers[0])

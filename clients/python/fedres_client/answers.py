@@ -7,7 +7,7 @@ from typing import Optional, TypeVar
 
 import msgspec
 
-from fedres_client.types import Explanation, Ranked, ServiceError
+from fedres_client.types import Explanation, Ranked, ServiceError, error_of
 from fedres_client.wire import UNREADABLE, Answer, Failure, refusal
 
 T = TypeVar("T")
@@ -75,10 +75,10 @@ class Recommended(msgspec.Struct):
 def checked(answer: Answer | Failure) -> Answer:
     """Return a success; raise the error of any other reply."""
     if isinstance(answer, Failure):
-        raise ServiceError(0, "no_answer", answer.reason)
+        raise error_of(0, "no_answer", answer.reason, request_id=answer.request_id)
     if answer.status >= 300:
         said = refusal(answer)
-        raise ServiceError(answer.status, said.code or "unknown", said.message, said.target)
+        raise error_of(answer.status, said.code or "unknown", said.message, said.target, answer.request_id)
     return answer
 
 
@@ -90,4 +90,4 @@ def decoded(body: bytes, kind: type[T]) -> T:
 
 
 def unreadable(why: str) -> ServiceError:
-    return ServiceError(0, "unreadable_answer", f"the service's answer cannot be read: {why}")
+    return error_of(0, "unreadable_answer", f"the service's answer cannot be read: {why}")

@@ -8,8 +8,8 @@ import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fedres_client.base import CONNECTIONS, BaseClient, either
-from fedres_client.calls import PAGE, ServiceCall, observed
+from fedres_client.base import CONNECTIONS, BaseClient, refuse_former
+from fedres_client.calls import PAGE, ServiceCall, identified, observed
 from fedres_client.inputs import Actions, Features, Id
 from fedres_client.retrying import no_answer, passes, retrying
 from fedres_client.rewards import CLOSE_SECONDS
@@ -18,7 +18,16 @@ from fedres_client.wire import Answer, Failure, Finished, Request, Wait, advance
 
 if TYPE_CHECKING:
     import httpx
-    from typing_extensions import Self
+    from typing_extensions import Never, Self, Unpack
+
+    from fedres_client.service_types import (
+        FeedbackStored,
+        LiftReport,
+        PopularItem,
+        Settings,
+        SimilarItem,
+        UnmatchedReward,
+    )
 
 T = TypeVar("T")
 
@@ -29,10 +38,6 @@ class AsyncClient(BaseClient):
     Rewards need no ``await``: a thread sends them, and ``decision.reward(1.0)`` returns at once. Once its event loop is
     closed, as at the end of ``asyncio.run``, another one may use the client, over new connections.
     """
-
-    _http: httpx.AsyncClient | None = None
-    _event_loop: asyncio.AbstractEventLoop | None = None  # of the connections
-    _places: asyncio.Semaphore  # one for each connection
 
     async def __aenter__(self) -> Self:
         self._connected()  # import now, not within the first decision's deadline
@@ -56,14 +61,15 @@ class AsyncClient(BaseClient):
         event_id: Id | None = None,
         defer: bool = False,
         explain: bool = False,
-        deadline: float | None = None,
         timeout: float | None = None,
+        **former: Never,
     ) -> Decision:
         """Return which action to take.
 
         ``actions`` is a list of ``{"id": ..., "features": {...}}``, a mapping from ids to features, or a list of ids.
-        ``timeout`` is another name of ``deadline``: seconds for this call.
+        ``timeout`` is seconds for this call, all tries included.
         """
+        refuse_former("rank", former)
         request = RankRequest(
             actions=actions,
             context=context,
@@ -73,13 +79,14 @@ class AsyncClient(BaseClient):
             defer=defer,
             explain=explain,
         )
-        return await self._do(self._calls.rank(request, either(deadline, timeout)))
+        return await self._do(self._calls.rank(request, timeout))
 
     async def rank_many(
-        self, requests: Iterable[RankRequest], *, deadline: float | None = None, timeout: float | None = None
+        self, requests: Iterable[RankRequest], *, timeout: float | None = None, **former: Never
     ) -> list[Decision]:
         """Return a decision for each of at most 100 requests, in one call."""
-        return await self._do(self._calls.rank_many(requests, either(deadline, timeout)))
+        refuse_former("rank_many", former)
+        return await self._do(self._calls.rank_many(requests, timeout))
 
     async def slots(
         self,
@@ -90,12 +97,13 @@ class AsyncClient(BaseClient):
         user: Id | None = None,
         event_id: Id | None = None,
         defer: bool = False,
-        deadline: float | None = None,
         timeout: float | None = None,
+        **former: Never,
     ) -> list[Decision]:
         """Return a decision for each slot of a page, no action twice."""
+        refuse_former("slots", former)
         request = RankRequest(actions=actions, context=context, user=user, event_id=event_id, defer=defer)
-        return await self._do(self._calls.slots(request, slots, either(deadline, timeout)))
+        return await self._do(self._calls.slots(request, slots, timeout))
 
     async def recommend(
         self,
@@ -109,8 +117,8 @@ class AsyncClient(BaseClient):
         event_id: Id | None = None,
         defer: bool = False,
         fallback: Iterable[Id] = (),
-        deadline: float | None = None,
         timeout: float | None = None,
+        **former: Never,
     ) -> list[Recommendation]:
         """Return at most ``n`` items of the catalogue, the first place first.
 
@@ -118,6 +126,7 @@ class AsyncClient(BaseClient):
         leaves out items shown to the user, with a number those of so many seconds. If the service does not reply, or
         refuses, these are the items of ``fallback``; if the client's ``fallback`` is None, this raises.
         """
+        refuse_former("recommend", former)
         call = self._calls.recommend(
             n=n,
             user=user,
@@ -128,38 +137,39 @@ class AsyncClient(BaseClient):
             event_id=event_id,
             defer=defer,
             fallback=fallback,
-            deadline=either(deadline, timeout),
+            timeout=timeout,
         )
         return await self._do(call)
 
-    async def settings(self) -> dict[str, Any]:
+    async def settings(self) -> Settings:
+        """Return the loop's settings."""
         return await self._do(self._calls.settings())
 
-    async def replace_settings(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+    async def replace_settings(self, settings: Settings) -> Settings:
         """Replace all settings, and return those in effect; missing ones get their defaults."""
         return await self._do(self._calls.replace_settings(settings))
 
-    async def change_settings(self, **changes: Any) -> dict[str, Any]:
+    async def change_settings(self, **changes: Unpack[Settings]) -> Settings:
         """Change some settings, and return those in effect."""
         return await self._do(self._calls.change_settings(changes))
 
-    async def actions(self) -> dict[str, dict[str, Any]]:
+    async def catalogue(self) -> dict[str, dict[str, Any]]:
         """Return the catalogue: features by id."""
-        return await self._do(self._calls.actions())
+        return await self._do(self._calls.catalogue())
 
     async def put_actions(self, actions: Actions, *, retire: Iterable[Id] = ()) -> None:
         """Add or change actions of the catalogue, in any form that ``rank`` takes, and retire some by id."""
         await self._do(self._calls.put_actions(actions, retire))
 
-    async def popular(self, n: int = 10, *, seconds: float | None = None) -> list[dict[str, Any]]:
+    async def popular(self, n: int = 10, *, seconds: float | None = None) -> list[PopularItem]:
         """Return the items that earned most in the last seconds, 30 days by default: ``id``, ``score``, ``events``."""
         return await self._do(self._calls.popular(n, seconds))
 
-    async def similar(self, item: Id, n: int = 10) -> list[dict[str, Any]]:
+    async def similar(self, item: Id, n: int = 10) -> list[SimilarItem]:
         """Return the items of the catalogue that are most like another one: ``id`` and ``score``."""
         return await self._do(self._calls.similar(item, n))
 
-    async def feedback(self, events: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    async def feedback(self, events: Iterable[Mapping[str, Any]]) -> FeedbackStored:
         """Send rewards of actions that the service did not choose; return how many events are new and how many existed.
 
         An event is ``{"action": id, "reward": number}``, and may have ``user``, ``context``, ``event_id`` and ``time``;
@@ -176,7 +186,7 @@ class AsyncClient(BaseClient):
         """
         return await self._do(self._calls.evaluate(policies, estimators, time_uniform=time_uniform))
 
-    async def lift(self) -> dict[str, Any]:
+    async def lift(self) -> LiftReport:
         """Return how much more the policy earns than its control group."""
         return await self._do(self._calls.lift())
 
@@ -187,7 +197,7 @@ class AsyncClient(BaseClient):
                 yield event
             after = page[-1].position
 
-    async def unmatched(self) -> list[dict[str, Any]]:
+    async def unmatched(self) -> list[UnmatchedReward]:
         """Return the newest rewards that do not count, and why."""
         return await self._do(self._calls.unmatched())
 
@@ -195,7 +205,7 @@ class AsyncClient(BaseClient):
         """Erase a user's model, events and rewards in all loops; this returns once that is done."""
         await self._do(self._calls.erase(user))
 
-    async def create_loop(self, name: str, settings: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    async def create_loop(self, name: str, settings: Settings | None = None) -> Settings:
         """Make a loop, and return its settings."""
         return await self._do(self._calls.create_loop(name, settings or {}))
 
@@ -209,15 +219,15 @@ class AsyncClient(BaseClient):
 
     async def close(self, seconds: float = CLOSE_SECONDS) -> None:
         """Send the remaining rewards for at most ``seconds``; closing twice is allowed."""
-        self._closed = True
+        self._connection.is_closed = True
         await asyncio.to_thread(self._rewards.close, seconds)
-        if self._http is not None and self._event_loop is asyncio.get_running_loop():
-            await self._http.aclose()
+        if self._connection.http is not None and self._connection.event_loop is asyncio.get_running_loop():
+            await self._connection.http.aclose()
 
     async def _do(self, call: ServiceCall[T]) -> T:
         self._check_open()
         began = time.monotonic()
-        answer = await self._answer_to(call)
+        answer = identified(await self._answer_to(call), call.request)
         observed(self._observe, call.name, time.monotonic() - began, answer)
         return call.read(answer)
 
@@ -265,7 +275,7 @@ class AsyncClient(BaseClient):
                 else:
                     step = advance(flow, await self._try(step))
         except RuntimeError:  # of httpx, which was closed between two tries
-            if not self._closed:
+            if not self._connection.is_closed:
                 raise
             return Failure("the client is closed")
         answer: Answer | Failure = step.value
@@ -274,19 +284,20 @@ class AsyncClient(BaseClient):
     async def _try(self, request: Request) -> Answer | Failure:
         from fedres_client.transport import ask_async
 
-        async with self._places:
+        async with self._connection.places:
             return await ask_async(self._connected(), request)
 
     def _connected(self) -> httpx.AsyncClient:
         """Return the connections of this event loop: those of a closed one cannot be used and are abandoned."""
-        now, made_in = asyncio.get_running_loop(), self._event_loop
+        now, made_in = asyncio.get_running_loop(), self._connection.event_loop
         if made_in is not now and made_in is not None and not made_in.is_closed():
             raise RuntimeError("an AsyncClient must be used in one event loop: make another one for each")
-        if self._http is None or made_in is not now:
+        if self._connection.http is None or made_in is not now:
             import httpx
 
             limits = httpx.Limits(max_connections=CONNECTIONS, max_keepalive_connections=CONNECTIONS)
-            self._http = httpx.AsyncClient(**self._options, limits=limits)
-            self._places = asyncio.Semaphore(CONNECTIONS)  # httpx looks at all waiting calls for each that ends
-            self._event_loop = now
-        return self._http
+            self._connection.http = httpx.AsyncClient(**self._options, limits=limits)
+            # httpx itself would look at all waiting calls for each that ends.
+            self._connection.places = asyncio.Semaphore(CONNECTIONS)
+            self._connection.event_loop = now
+        return self._connection.http

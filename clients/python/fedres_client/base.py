@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import copy
 from typing import TYPE_CHECKING, Any
 
 from fedres_client.availability import TRY, Attempt
@@ -17,21 +18,30 @@ from fedres_client.types import Observed, RewardStatus
 from fedres_client.wire import Failure, Request
 
 if TYPE_CHECKING:
+    import asyncio
     import ssl
 
     import httpx
+    from typing_extensions import Never, Self
 
     from fedres_client.spool import Spool
 
 LOCAL = "http://127.0.0.1:8000"  # if there is no address, here or in FEDRES_URL
-DEADLINE = 1.0  # seconds for a decision
+TIMEOUT = 1.0  # seconds for a decision
 CONNECTIONS = 32  # calls at a time; further ones wait, no longer than their deadline
+
+
+class Connection:
+    """What the clients of all loops share."""
+
+    is_closed = False
+    http: httpx.AsyncClient | None = None  # of ``AsyncClient``
+    event_loop: asyncio.AbstractEventLoop | None = None  # of ``http``
+    places: asyncio.Semaphore  # one for each call at a time
 
 
 class BaseClient:
     """A client's calls, its queue of rewards, and its connection."""
-
-    _closed = False
 
     def __init__(
         self,
@@ -39,25 +49,28 @@ class BaseClient:
         *,
         loop: str = "default",
         key: str | None = None,
-        deadline: float | None = None,
-        timeout: float | None = None,
-        admin_deadline: float = 30.0,
+        timeout: float = TIMEOUT,
+        admin_timeout: float = 30.0,
         fallback: Fallback | None = "first",
         queue_limit: int = 10_000,
         spool: str | os.PathLike[str] | None = None,
         observe: Callable[[Observed], None] | None = None,
         verify: ssl.SSLContext | None = None,
+        transport: httpx.BaseTransport | None = None,
+        **former: Never,
     ) -> None:
         from fedres_client.transport import address, headers  # imports httpx, which takes longest
 
+        refuse_former(type(self).__name__, former)
         _check_options(queue_limit, observe, verify)
         url = address(url, LOCAL)
-        within = either(deadline, timeout)
         self._options: dict[str, Any] = {"base_url": url, "headers": headers(key), "verify": _tls(url, verify)}
+        if transport is not None:
+            self._options["transport"] = transport
+        self._connection = Connection()
         self._observe = observe
         self._engines: dict[int, Any] = {}  # of ``Client``, by process
-        times = {"deadline": DEADLINE if within is None else within, "admin_deadline": admin_deadline}
-        self._calls = Calls(loop, **times, fallback=fallback, feedback=self)
+        self._calls = Calls(loop, timeout=timeout, admin_timeout=admin_timeout, fallback=fallback, feedback=self)
         opened = None if spool is None else _spool_in(spool)
         self._rewards = Rewards(self._ask_for_rewards, limit=queue_limit, spool=opened, observe=observe)
 
@@ -84,12 +97,18 @@ class BaseClient:
         if request is not None:
             self._rewards.put(request)
 
-    def rewards(self) -> RewardStatus:
+    def with_loop(self, loop: str) -> Self:
+        """Return a client of another loop, which shares the connections and the queue of rewards."""
+        other = copy(self)
+        other._calls = self._calls.with_loop(loop, feedback=other)
+        return other
+
+    def reward_status(self) -> RewardStatus:
         """Return the numbers of queued, sent, refused and dropped rewards, and for how long the oldest has waited."""
         return self._rewards.status()
 
     def _check_open(self) -> None:
-        if self._closed:
+        if self._connection.is_closed:
             raise RuntimeError("the client is closed")
 
     @contextmanager
@@ -137,11 +156,14 @@ def _check_options(queue_limit: Any, observe: Any, verify: Any) -> None:
         raise TypeError(f"verify must be an ssl.SSLContext, got {verify!r}")
 
 
-def either(deadline: float | None, timeout: float | None) -> float | None:
-    """Return the deadline of a call by either of its names."""
-    if deadline is not None and timeout is not None:
-        raise TypeError("deadline and timeout are the same: pass one of them")
-    return timeout if deadline is None else deadline
+FORMER = {"deadline": "timeout", "admin_deadline": "admin_timeout"}
+
+
+def refuse_former(what: str, arguments: Mapping[str, Any]) -> None:
+    """Refuse arguments that do not exist, former names with the new ones."""
+    for name in arguments:
+        hint = f": it is {FORMER[name]}" if name in FORMER else ""
+        raise TypeError(f"{what} has no argument {name!r}{hint}")
 
 
 def _tls(url: str, verify: ssl.SSLContext | None) -> ssl.SSLContext:

@@ -7,8 +7,9 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from datetime import datetime
-from typing import Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 from urllib.parse import quote
 
 import msgspec
@@ -40,8 +41,19 @@ from fedres_client.types import (
     Recommendation,
     ServiceError,
     Slot,
+    error_of,
 )
 from fedres_client.wire import Answer, Failure, Request
+
+if TYPE_CHECKING:
+    from fedres_client.service_types import (
+        FeedbackStored,
+        LiftReport,
+        PopularItem,
+        Settings,
+        SimilarItem,
+        UnmatchedReward,
+    )
 
 log = logging.getLogger("fedres.client")
 
@@ -52,7 +64,7 @@ P = TypeVar("P", Ranked, Explanation)
 BATCH = 100  # requests in one call: the service's default limit
 PAGE = 1_000  # events in one call
 FEEDBACK = ("action", "reward", "user", "context", "event_id", "time")  # fields of an event
-LONGEST_DEADLINE = 1e8  # seconds, 3 years: locks and sockets refuse 300
+LONGEST_TIMEOUT = 1e8  # seconds, 3 years: locks and sockets refuse 300
 ERASE_SECONDS = 150.0  # the service itself gives up after 120
 REQUEST_ID = "X-Request-Id"
 JSON = {"Content-Type": "application/json"}
@@ -79,25 +91,30 @@ class Calls:
         self,
         loop: str,
         *,
-        deadline: float,
-        admin_deadline: float,
+        timeout: float,
+        admin_timeout: float,
         fallback: Fallback | None,
         feedback: FeedbackSender,
     ) -> None:
-        if not isinstance(loop, str) or not loop:
-            raise ValueError(f"loop must be a name, got {loop!r}")
-        deadline = seconds_of("deadline", deadline, most=sys.float_info.max)
-        admin_deadline = seconds_of("admin_deadline", admin_deadline, most=sys.float_info.max)
+        timeout = seconds_of("timeout", timeout, most=sys.float_info.max)
+        admin_timeout = seconds_of("admin_timeout", admin_timeout, most=sys.float_info.max)
         if fallback is not None and fallback != "first" and not callable(fallback):
             raise ValueError(f"fallback must be 'first', a function or None, got {fallback!r}")
-        self._base = "/v1/loops/" + _segment("loop", loop)
-        self._deadline, self._admin_deadline = deadline, min(admin_deadline, LONGEST_DEADLINE)
+        self._base = _loop_path(loop)
+        self._timeout, self._admin_timeout = timeout, min(admin_timeout, LONGEST_TIMEOUT)
         self._fallback, self._feedback = fallback, feedback
         self.availability = Availability()
 
+    def with_loop(self, loop: str, feedback: FeedbackSender) -> Calls:
+        """Return the calls of another loop of the same service."""
+        other = copy(self)
+        other._base = _loop_path(loop)
+        other._feedback = feedback
+        return other
+
     # the hot path
 
-    def rank(self, request: RankRequest, deadline: float | None) -> ServiceCall[Decision]:
+    def rank(self, request: RankRequest, timeout: float | None) -> ServiceCall[Decision]:
         valid = check(request)
 
         return self._hot(
@@ -107,10 +124,10 @@ class Calls:
             RankResult,
             decided=lambda result: self._decision(valid, result),
             instead=lambda error: self._fall_back(valid, error),
-            deadline=deadline,
+            timeout=timeout,
         )
 
-    def rank_many(self, requests: Iterable[RankRequest], deadline: float | None) -> ServiceCall[list[Decision]]:
+    def rank_many(self, requests: Iterable[RankRequest], timeout: float | None) -> ServiceCall[list[Decision]]:
         many = [check(request) for request in requests]
 
         def decided(decisions: Decisions) -> list[Decision]:
@@ -126,11 +143,11 @@ class Calls:
             Decisions,
             decided=decided,
             instead=lambda error: [self._fall_back(valid, error) for valid in many],
-            deadline=deadline,
+            timeout=timeout,
         )
 
     def slots(
-        self, request: RankRequest, slots: Iterable[Slot | Id], deadline: float | None
+        self, request: RankRequest, slots: Iterable[Slot | Id], timeout: float | None
     ) -> ServiceCall[list[Decision]]:
         valid = check(request)
         places = [_place(slot if isinstance(slot, Slot) else Slot(slot)) for slot in slots]
@@ -156,7 +173,7 @@ class Calls:
             Page,
             decided=decided,
             instead=instead,
-            deadline=deadline,
+            timeout=timeout,
         )
 
     def recommend(
@@ -171,7 +188,7 @@ class Calls:
         event_id: Id | None,
         defer: bool,
         fallback: Iterable[Id],
-        deadline: float | None,
+        timeout: float | None,
     ) -> ServiceCall[list[Recommendation]]:
         optional = {
             "user": user_id(user),
@@ -193,7 +210,7 @@ class Calls:
             return [self._recommended(name, error) for name in first]
 
         return self._hot(
-            "recommend", "/recommend", body, Recommended, decided=decided, instead=instead, deadline=deadline
+            "recommend", "/recommend", body, Recommended, decided=decided, instead=instead, timeout=timeout
         )
 
     def _recommended(self, name: str, error: ServiceError) -> Recommendation:
@@ -230,37 +247,37 @@ class Calls:
 
     # everything else
 
-    def settings(self) -> ServiceCall[dict[str, Any]]:
+    def settings(self) -> ServiceCall[Settings]:
         return self._admin("settings", "GET", "/settings", None, _settings)
 
-    def replace_settings(self, settings: Mapping[str, Any]) -> ServiceCall[dict[str, Any]]:
+    def replace_settings(self, settings: Settings) -> ServiceCall[Settings]:
         return self._admin("replace_settings", "PUT", "/settings", dict(settings), _settings)
 
-    def change_settings(self, changes: Mapping[str, Any]) -> ServiceCall[dict[str, Any]]:
+    def change_settings(self, changes: Settings) -> ServiceCall[Settings]:
         return self._admin("change_settings", "PATCH", "/settings", dict(changes), _settings)
 
-    def actions(self) -> ServiceCall[dict[str, dict[str, Any]]]:
+    def catalogue(self) -> ServiceCall[dict[str, dict[str, Any]]]:
         def read(document: Any) -> dict[str, dict[str, Any]]:
             return {action["id"]: action["features"] for action in document["actions"]}
 
-        return self._admin("actions", "GET", "/actions", None, read)
+        return self._admin("catalogue", "GET", "/actions", None, read)
 
     def put_actions(self, actions: Actions, retire: Iterable[Id]) -> ServiceCall[None]:
         put = [{"id": each.id, "features": each.features or {}} for each in action_list(actions, least=0)]
         body = {"put": put, "retire": identifiers("retire", retire)}
         return self._admin("put_actions", "PUT", "/actions", body, _nothing)
 
-    def popular(self, n: int, seconds: float | None) -> ServiceCall[list[dict[str, Any]]]:
+    def popular(self, n: int, seconds: float | None) -> ServiceCall[list[PopularItem]]:
         window = "" if seconds is None else f"&seconds={number('seconds', seconds)!r}"
         return self._admin(
             "popular", "GET", f"/popular?n={n:d}{window}", None, lambda document: list(document["items"])
         )
 
-    def similar(self, item: Id, n: int) -> ServiceCall[list[dict[str, Any]]]:
+    def similar(self, item: Id, n: int) -> ServiceCall[list[SimilarItem]]:
         path = f"/similar/{_segment('item', identifier('item', item))}?n={n:d}"
         return self._admin("similar", "GET", path, None, lambda document: list(document["items"]))
 
-    def feedback(self, events: Iterable[Mapping[str, Any]]) -> ServiceCall[dict[str, int]]:
+    def feedback(self, events: Iterable[Mapping[str, Any]]) -> ServiceCall[FeedbackStored]:
         body = {"events": [_feedback_event(f"events[{k}]", event) for k, event in enumerate(events)]}
         return self._admin("feedback", "POST", "/feedback", body, _same)
 
@@ -270,7 +287,7 @@ class Calls:
         body = {"policies": list(policies), "estimators": list(estimators), "time_uniform": time_uniform}
         return self._admin("evaluate", "POST", "/evaluations", body, _same)
 
-    def lift(self) -> ServiceCall[dict[str, Any]]:
+    def lift(self) -> ServiceCall[LiftReport]:
         return self._admin("lift", "GET", "/lift", None, _same)
 
     def events(self, after: int, limit: int) -> ServiceCall[list[Event]]:
@@ -281,9 +298,9 @@ class Calls:
             lines = checked(answer).body.splitlines()
             return [decoded(line, Event) for line in lines]
 
-        return ServiceCall("events", self._request("GET", path), self._admin_deadline, read)
+        return ServiceCall("events", self._request("GET", path), self._admin_timeout, read)
 
-    def unmatched(self) -> ServiceCall[list[dict[str, Any]]]:
+    def unmatched(self) -> ServiceCall[list[UnmatchedReward]]:
         return self._admin("unmatched", "GET", "/rewards/unmatched", None, lambda document: list(document["rewards"]))
 
     def erase(self, user: Id) -> ServiceCall[None]:
@@ -291,25 +308,25 @@ class Calls:
         if not name:
             raise ValueError("user must have at least one character, got ''")
         path = f"/v1/users/{_segment('user', name)}"
-        seconds = max(ERASE_SECONDS, self._admin_deadline)
+        seconds = max(ERASE_SECONDS, self._admin_timeout)
         return ServiceCall(
             "erase", self._request("DELETE", path, seconds=seconds), seconds, lambda answer: _nothing(checked(answer))
         )
 
     def status(self) -> ServiceCall[dict[str, Any]]:
         request = self._request("GET", "/v1/status")
-        return ServiceCall("status", request, self._admin_deadline, lambda answer: _understood(answer, _same))
+        return ServiceCall("status", request, self._admin_timeout, lambda answer: _understood(answer, _same))
 
-    def create_loop(self, name: str, settings: Mapping[str, Any]) -> ServiceCall[dict[str, Any]]:
+    def create_loop(self, name: str, settings: Settings) -> ServiceCall[Settings]:
         body = _encode({"name": name, "settings": dict(settings)})
         request = self._request("POST", "/v1/loops", body)
-        return ServiceCall("create_loop", request, self._admin_deadline, lambda answer: _understood(answer, _settings))
+        return ServiceCall("create_loop", request, self._admin_timeout, lambda answer: _understood(answer, _settings))
 
     # requests
 
     def _request(self, method: str, path: str, body: bytes = b"", seconds: float | None = None) -> Request:
         headers = {**(JSON if body else {}), REQUEST_ID: new_event_id()}
-        return Request(method, path, body, headers, seconds or self._admin_deadline)
+        return Request(method, path, body, headers, seconds or self._admin_timeout)
 
     def _post(self, path: str, body: bytes, seconds: float | None = None) -> Request:
         return self._request("POST", self._base + path, body, seconds)
@@ -323,11 +340,11 @@ class Calls:
         *,
         decided: Callable[[R], T],
         instead: Callable[[ServiceError], T],
-        deadline: float | None,
+        timeout: float | None,
     ) -> ServiceCall[T]:
         """Return a call for decisions: what to make of the reply, and ``instead`` of it without one."""
-        seconds = self._deadline if deadline is None else seconds_of("deadline", deadline)
-        seconds = min(seconds, LONGEST_DEADLINE)
+        seconds = self._timeout if timeout is None else seconds_of("timeout", timeout)
+        seconds = min(seconds, LONGEST_TIMEOUT)
         began = time.monotonic()
 
         def read(answer: Answer | Failure) -> T:
@@ -347,7 +364,7 @@ class Calls:
         read: Callable[[Any], T],
     ) -> ServiceCall[T]:
         request = self._request(method, self._base + path, b"" if body is None else _encode(body))
-        return ServiceCall(name, request, self._admin_deadline, lambda answer: _understood(answer, read))
+        return ServiceCall(name, request, self._admin_timeout, lambda answer: _understood(answer, read))
 
     # replies on the hot path
 
@@ -356,9 +373,9 @@ class Calls:
         try:
             result = decoded(checked(answer).body, kind)
         except ServiceError as error:
-            is_own_haste = isinstance(answer, Failure) and answer.is_late and seconds < self._deadline
+            is_own_haste = isinstance(answer, Failure) and answer.is_late and seconds < self._timeout
             if is_own_haste:
-                log.debug("no decision within the call's own deadline: %s", error)
+                log.debug("no decision within the call's own timeout: %s", error)
             elif error.status == 0 or error.status >= 500 or error.status == 429:
                 self.availability.failed(began, str(error))
             else:
@@ -383,7 +400,7 @@ class Calls:
     def _result_of(self, valid: ValidRequest, result: BatchResult) -> Decision:
         if result.error is None:
             return self._decision(valid, result)
-        error = ServiceError(422, result.error.code, result.error.message, result.error.target)
+        error = error_of(422, result.error.code, result.error.message, result.error.target)
         log.error("the service refused a request of a batch: %s", error)
         return self._fall_back(valid, error)
 
@@ -422,6 +439,13 @@ class Calls:
         )
 
 
+def identified(answer: Answer | Failure, request: Request) -> Answer | Failure:
+    """Return an answer with the id of its request, if it is an error, which names it."""
+    if isinstance(answer, Answer) and answer.status < 300:
+        return answer
+    return msgspec.structs.replace(answer, request_id=request.headers.get(REQUEST_ID))
+
+
 def observed(observe: Callable[[Observed], None] | None, name: str, seconds: float, answer: Answer | Failure) -> None:
     """Call the observer about a call; log its exceptions."""
     if observe is None:
@@ -454,6 +478,12 @@ def _named(name: str, value: object) -> str:
     if not 1 <= len(text) <= LONGEST_ID:
         raise ValueError(f"{name} must have 1 to {LONGEST_ID} characters, got {len(text)}")
     return text
+
+
+def _loop_path(loop: str) -> str:
+    if not isinstance(loop, str) or not loop:
+        raise ValueError(f"loop must be a name, got {loop!r}")
+    return "/v1/loops/" + _segment("loop", loop)
 
 
 def _segment(name: str, text: str) -> str:
@@ -494,11 +524,12 @@ def _understood(answer: Answer | Failure, read: Callable[[Any], T]) -> T:
         raise unreadable(f"{type(error).__name__}: {error}") from None
 
 
-def _settings(document: Any) -> dict[str, Any]:
-    return dict(document["settings"])
+def _settings(document: Any) -> Settings:
+    settings: Settings = dict(document["settings"])  # type: ignore[assignment]
+    return settings
 
 
-def _same(document: Any) -> dict[str, Any]:
+def _same(document: Any) -> Any:
     return dict(document)
 
 

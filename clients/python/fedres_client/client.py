@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from fedres_client.base import CONNECTIONS, BaseClient, either
-from fedres_client.calls import PAGE, ServiceCall, observed
+from fedres_client.base import CONNECTIONS, BaseClient, refuse_former
+from fedres_client.calls import PAGE, ServiceCall, identified, observed
 from fedres_client.inputs import Actions, Features, Id
 from fedres_client.retrying import no_answer, passes, retrying
 from fedres_client.rewards import CLOSE_SECONDS
@@ -20,7 +20,16 @@ from fedres_client.workers import Job, Workers
 
 if TYPE_CHECKING:
     import httpx
-    from typing_extensions import Self
+    from typing_extensions import Never, Self, Unpack
+
+    from fedres_client.service_types import (
+        FeedbackStored,
+        LiftReport,
+        PopularItem,
+        Settings,
+        SimilarItem,
+        UnmatchedReward,
+    )
 
 T = TypeVar("T")
 
@@ -33,16 +42,16 @@ class _Engine(NamedTuple):
 class Client(BaseClient):
     """Requests decisions from a service, and sends their rewards in the background.
 
-    >>> client = Client("http://127.0.0.1:8000", deadline=0.3)
+    >>> client = Client("http://127.0.0.1:8000", timeout=0.3)
     >>> decision = client.rank(user="anna", actions=[{"id": "tea", "features": {"hot": True}}, {"id": "juice"}])
     >>> decision.reward(1.0)
     >>> client.close()
 
-    Without ``url`` and ``key``, it takes those of the environment, FEDRES_URL and FEDRES_KEY. ``deadline``, or
-    ``timeout``, is how many seconds a decision may take with all its tries (1 by default). After that, ``fallback``
+    Without ``url`` and ``key``, it takes those of the environment, FEDRES_URL and FEDRES_KEY. ``timeout``
+    is how many seconds a decision may take with all its tries (1 by default). After that, ``fallback``
     decides: "first", or a function from the request to the id of an action. With None, a ``ServiceError`` is raised.
     Rewards wait in a queue of ``queue_limit``, and on disk in the folder ``spool`` if there is one.
-    ``observe`` is called after every call. Other arguments: the ``loop``, the ``key``, ``admin_deadline`` for calls
+    ``observe`` is called after every call. Other arguments: the ``loop``, the ``key``, ``admin_timeout`` for calls
     other than decisions, and ``verify``, an ``ssl.SSLContext`` for a certificate authority of your own.
     A client may be shared by threads, and used after a fork.
     """
@@ -69,14 +78,15 @@ class Client(BaseClient):
         event_id: Id | None = None,
         defer: bool = False,
         explain: bool = False,
-        deadline: float | None = None,
         timeout: float | None = None,
+        **former: Never,
     ) -> Decision:
         """Return which action to take.
 
         ``actions`` is a list of ``{"id": ..., "features": {...}}``, a mapping from ids to features, or a list of ids.
-        ``timeout`` is another name of ``deadline``: seconds for this call.
+        ``timeout`` is seconds for this call, all tries included.
         """
+        refuse_former("rank", former)
         request = RankRequest(
             actions=actions,
             context=context,
@@ -86,13 +96,14 @@ class Client(BaseClient):
             defer=defer,
             explain=explain,
         )
-        return self._do(self._calls.rank(request, either(deadline, timeout)))
+        return self._do(self._calls.rank(request, timeout))
 
     def rank_many(
-        self, requests: Iterable[RankRequest], *, deadline: float | None = None, timeout: float | None = None
+        self, requests: Iterable[RankRequest], *, timeout: float | None = None, **former: Never
     ) -> list[Decision]:
         """Return a decision for each of at most 100 requests, in one call."""
-        return self._do(self._calls.rank_many(requests, either(deadline, timeout)))
+        refuse_former("rank_many", former)
+        return self._do(self._calls.rank_many(requests, timeout))
 
     def slots(
         self,
@@ -103,12 +114,13 @@ class Client(BaseClient):
         user: Id | None = None,
         event_id: Id | None = None,
         defer: bool = False,
-        deadline: float | None = None,
         timeout: float | None = None,
+        **former: Never,
     ) -> list[Decision]:
         """Return a decision for each slot of a page, no action twice."""
+        refuse_former("slots", former)
         request = RankRequest(actions=actions, context=context, user=user, event_id=event_id, defer=defer)
-        return self._do(self._calls.slots(request, slots, either(deadline, timeout)))
+        return self._do(self._calls.slots(request, slots, timeout))
 
     def recommend(
         self,
@@ -122,8 +134,8 @@ class Client(BaseClient):
         event_id: Id | None = None,
         defer: bool = False,
         fallback: Iterable[Id] = (),
-        deadline: float | None = None,
         timeout: float | None = None,
+        **former: Never,
     ) -> list[Recommendation]:
         """Return at most ``n`` items of the catalogue, the first place first.
 
@@ -131,6 +143,7 @@ class Client(BaseClient):
         leaves out items shown to the user, with a number those of so many seconds. If the service does not reply, or
         refuses, these are the items of ``fallback``; if the client's ``fallback`` is None, this raises.
         """
+        refuse_former("recommend", former)
         call = self._calls.recommend(
             n=n,
             user=user,
@@ -141,38 +154,39 @@ class Client(BaseClient):
             event_id=event_id,
             defer=defer,
             fallback=fallback,
-            deadline=either(deadline, timeout),
+            timeout=timeout,
         )
         return self._do(call)
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> Settings:
+        """Return the loop's settings."""
         return self._do(self._calls.settings())
 
-    def replace_settings(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+    def replace_settings(self, settings: Settings) -> Settings:
         """Replace all settings, and return those in effect; missing ones get their defaults."""
         return self._do(self._calls.replace_settings(settings))
 
-    def change_settings(self, **changes: Any) -> dict[str, Any]:
+    def change_settings(self, **changes: Unpack[Settings]) -> Settings:
         """Change some settings, and return those in effect."""
         return self._do(self._calls.change_settings(changes))
 
-    def actions(self) -> dict[str, dict[str, Any]]:
+    def catalogue(self) -> dict[str, dict[str, Any]]:
         """Return the catalogue: features by id."""
-        return self._do(self._calls.actions())
+        return self._do(self._calls.catalogue())
 
     def put_actions(self, actions: Actions, *, retire: Iterable[Id] = ()) -> None:
         """Add or change actions of the catalogue, in any form that ``rank`` takes, and retire some by id."""
         self._do(self._calls.put_actions(actions, retire))
 
-    def popular(self, n: int = 10, *, seconds: float | None = None) -> list[dict[str, Any]]:
+    def popular(self, n: int = 10, *, seconds: float | None = None) -> list[PopularItem]:
         """Return the items that earned most in the last seconds, 30 days by default: ``id``, ``score``, ``events``."""
         return self._do(self._calls.popular(n, seconds))
 
-    def similar(self, item: Id, n: int = 10) -> list[dict[str, Any]]:
+    def similar(self, item: Id, n: int = 10) -> list[SimilarItem]:
         """Return the items of the catalogue that are most like another one: ``id`` and ``score``."""
         return self._do(self._calls.similar(item, n))
 
-    def feedback(self, events: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    def feedback(self, events: Iterable[Mapping[str, Any]]) -> FeedbackStored:
         """Send rewards of actions that the service did not choose; return how many events are new and how many existed.
 
         An event is ``{"action": id, "reward": number}``, and may have ``user``, ``context``, ``event_id`` and ``time``;
@@ -189,7 +203,7 @@ class Client(BaseClient):
         """
         return self._do(self._calls.evaluate(policies, estimators, time_uniform=time_uniform))
 
-    def lift(self) -> dict[str, Any]:
+    def lift(self) -> LiftReport:
         """Return how much more the policy earns than its control group."""
         return self._do(self._calls.lift())
 
@@ -199,7 +213,7 @@ class Client(BaseClient):
             yield from page
             after = page[-1].position
 
-    def unmatched(self) -> list[dict[str, Any]]:
+    def unmatched(self) -> list[UnmatchedReward]:
         """Return the newest rewards that do not count, and why."""
         return self._do(self._calls.unmatched())
 
@@ -207,7 +221,7 @@ class Client(BaseClient):
         """Erase a user's model, events and rewards in all loops; this returns once that is done."""
         self._do(self._calls.erase(user))
 
-    def create_loop(self, name: str, settings: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    def create_loop(self, name: str, settings: Settings | None = None) -> Settings:
         """Make a loop, and return its settings."""
         return self._do(self._calls.create_loop(name, settings or {}))
 
@@ -221,7 +235,7 @@ class Client(BaseClient):
 
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
         """Send the remaining rewards for at most ``seconds``; closing twice is allowed."""
-        self._closed = True
+        self._connection.is_closed = True
         self._rewards.close(seconds)
         engine = self._engines.pop(os.getpid(), None)
         if engine is not None:
@@ -230,7 +244,7 @@ class Client(BaseClient):
     def _do(self, call: ServiceCall[T]) -> T:
         self._check_open()
         began = time.monotonic()
-        answer = self._answer_to(call)
+        answer = identified(self._answer_to(call), call.request)
         observed(self._observe, call.name, time.monotonic() - began, answer)
         return call.read(answer)
 

@@ -13,18 +13,41 @@ import operator
 import reprlib
 from collections.abc import Iterable, Mapping
 from decimal import Decimal
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, ClassVar, NamedTuple, Optional, Protocol, Union
 from uuid import UUID
 
 import msgspec
 
-Features = Mapping[str, Any]
+
+class DataclassLike(Protocol):
+    """A dataclass."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+
+class AttrsLike(Protocol):
+    """A class of attrs."""
+
+    __attrs_attrs__: ClassVar[Any]
+
+
+class ModelLike(Protocol):
+    """A model of pydantic."""
+
+    def model_dump(self) -> dict[str, Any]: ...
+
+
+Record = Union[DataclassLike, AttrsLike, ModelLike, msgspec.Struct]
+Features = Union[Mapping[str, Any], Record]
 Id = Union[str, int, UUID]
-Actions = Union[Mapping[Any, Optional[Features]], Iterable[Union[Id, Mapping[str, Any]]]]
+Actions = Union[Mapping[Any, Optional[Features]], Iterable[Union[Id, Mapping[str, Any], Record]]]
 
 FORMS = (
     'a list of mappings, [{"id": "tea", "features": {"hot": True}}, {"id": "juice"}], '
     'a mapping, {"tea": {"hot": True}, "juice": {}}, or a list of ids, ["tea", "juice"]'
+)
+ACCEPTED = (
+    "JSON: numbers, text, lists and mappings of them, dataclasses, structs of msgspec, and models of pydantic or attrs"
 )
 _DATES = (datetime.date, datetime.time, datetime.timedelta)  # a datetime is a date
 _FIELDS = {"id", "features"}
@@ -140,10 +163,27 @@ def _plain(name: str, value: Any) -> Any:
         raise TypeError(f"{name} must be JSON, got {_shown(value)}: decode bytes to text")
     if hasattr(value, "tolist"):  # of NumPy and similar libraries
         return _plain(name, value.tolist())
-    if isinstance(value, msgspec.Struct) or hasattr(value, "__dataclass_fields__"):
-        fields = getattr(value, "__struct_fields__", None) or value.__dataclass_fields__
-        return _plain(name, {field: getattr(value, field) for field in fields})
-    raise TypeError(f"{name} must be JSON: numbers, text, lists and mappings of them; got {_shown(value)}")
+    fields = _fields_of(value)
+    if fields is not None:
+        return _plain(name, fields)
+    raise TypeError(f"{name} must be {ACCEPTED}; got {_shown(value)}")
+
+
+def _fields_of(value: Any) -> dict[str, Any] | None:
+    """Return the fields of a dataclass, a struct of msgspec, or a model of pydantic or attrs; None for all else."""
+    kind = type(value)
+    names: Iterable[str]
+    if isinstance(value, msgspec.Struct):
+        names = value.__struct_fields__
+    elif hasattr(kind, "__dataclass_fields__"):
+        names = kind.__dataclass_fields__
+    elif hasattr(kind, "__attrs_attrs__"):
+        names = [field.name for field in kind.__attrs_attrs__]
+    elif hasattr(kind, "model_dump"):
+        return dict(value.model_dump())
+    else:
+        return None
+    return {name: getattr(value, name) for name in names}
 
 
 def action_list(actions: Any, *, least: int = 1) -> list[Action]:
@@ -173,6 +213,9 @@ def _listed(each: Any) -> Action:
         return _action(each["id"], each.get("features"))
     if isinstance(each, (str, UUID)) or hasattr(type(each), "__index__"):
         return _action(each, None)
+    fields = _fields_of(each)
+    if fields is not None:
+        return _listed(fields)
     raise TypeError(f"actions must be {FORMS}; got {_shown(each)} in the list")
 
 

@@ -131,6 +131,8 @@ def _unlink(path: Path) -> None:
 
 
 def _opened(path: Path) -> sqlite3.Connection:
+    """Open a file for this user alone, as it has ids of users' events; SQLite's other files take over its mode."""
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
     db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     db.execute("PRAGMA journal_mode = WAL")
     db.execute("PRAGMA synchronous = NORMAL")  # a power cut may lose the newest; the end of the process loses none

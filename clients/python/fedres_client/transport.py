@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import platform
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -13,6 +14,7 @@ import httpx
 
 from fedres_client.wire import Answer, Failure, Request
 
+VERSION = "0.1.0"  # that of pyproject.toml
 REQUEST_ID = "X-Request-Id"  # the service repeats it in its reply
 OUT_OF_STEP = Failure("the reply belongs to another request")
 
@@ -23,7 +25,8 @@ def headers(key: str | None) -> dict[str, str]:
     if key is not None and not (key.isascii() and key.isprintable() and key and key == key.strip()):
         what = "a line break at its end" if key.endswith("\n") else "none or other characters"
         raise ValueError(f"key must be printable ASCII without spaces around it, got {what}")
-    return {} if key is None else {"Authorization": f"Bearer {key}"}
+    agent = {"User-Agent": f"fedres-client/{VERSION} python/{platform.python_version()}"}
+    return agent if key is None else {**agent, "Authorization": f"Bearer {key}"}
 
 
 def address(url: str | None, default: str | None = None) -> str:

@@ -17,17 +17,57 @@ class ServiceError(Exception):
     """The service refused a call, or did not reply in time.
 
     ``status`` is the HTTP status, 0 without a reply; ``code`` and ``target`` are those of docs/reference/api.md.
+    ``request_id`` is in the service's log, if the request arrived there.
     """
 
-    def __init__(self, status: int, code: str, message: str, target: str | None = None) -> None:
-        super().__init__(status, code, message, target)
-        self.status, self.code, self.message, self.target = status, code, message, target
+    def __init__(
+        self, status: int, code: str, message: str, target: str | None = None, request_id: str | None = None
+    ) -> None:
+        super().__init__(status, code, message, target, request_id)
+        self.status = status
+        self.code = code
+        self.message = message
+        self.target = target
+        self.request_id = request_id
 
     def as_dict(self) -> dict[str, Any]:
-        return {"status": self.status, "code": self.code, "message": self.message, "target": self.target}
+        names = ("status", "code", "message", "target", "request_id")
+        return {name: getattr(self, name) for name in names}
 
     def __str__(self) -> str:
         return f"{self.message} ({self.status} {self.code})" if self.status else self.message
+
+
+class NoAnswerError(ServiceError):
+    """No reply came in time, or none that can be read."""
+
+
+class KeyRefusedError(ServiceError):
+    """The service does not accept the key, or not for this call (401, 403)."""
+
+
+class LimitError(ServiceError):
+    """A limit is reached (429)."""
+
+
+class RefusedError(ServiceError):
+    """The service refused the request itself (other 4xx)."""
+
+
+def error_of(
+    status: int, code: str, message: str, target: str | None = None, request_id: str | None = None
+) -> ServiceError:
+    """Return the error of a status, of the class that fits."""
+    kind = ServiceError
+    if status == 0:
+        kind = NoAnswerError
+    elif status in (401, 403):
+        kind = KeyRefusedError
+    elif status == 429:
+        kind = LimitError
+    elif 400 <= status < 500:
+        kind = RefusedError
+    return kind(status, code, message, target, request_id)
 
 
 class RankRequest(Struct, kw_only=True, frozen=True):

@@ -29,6 +29,7 @@ class Answer(msgspec.Struct, frozen=True):
     status: int
     body: bytes
     headers: Mapping[str, str]  # names in small letters
+    request_id: Optional[str] = None  # of the request
 
     @property
     def retry_after(self) -> float:
@@ -42,6 +43,7 @@ class Failure(msgspec.Struct, frozen=True):
 
     reason: str
     is_late: bool = False  # there was none in time
+    request_id: Optional[str] = None
 
 
 class Wait(msgspec.Struct, frozen=True):
