@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,7 +61,7 @@ def checked_name(name: str, value: object) -> str:
     return text
 
 
-def _own_context(context: Features, private: Features | None) -> bytes:
+def _own_context(context: Mapping[str, Any], private: Features | None) -> bytes:
     """Return the local features as JSON: the context and the private ones."""
     if "private" in context:
         raise ValueError("context must not hold 'private': what is private goes into the argument of that name")

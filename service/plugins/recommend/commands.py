@@ -56,7 +56,7 @@ def import_items(
             for batch in batches(read_items(file, id_column, signs, progress)):
                 client.put_actions(batch)
                 done |= batch.keys()
-            gone = [name for name in client.actions() if name not in done] if retire else []
+            gone = [name for name in client.catalogue() if name not in done] if retire else []
             for first in range(0, len(gone), BATCH_ITEMS):
                 client.put_actions({}, retire=gone[first : first + BATCH_ITEMS])
         except ServiceError as error:
@@ -123,7 +123,8 @@ def _send(client: Client, batch: list[tuple[int, dict[str, Any]]], skipped: Skip
 
     while batch:
         try:
-            return client.feedback(event for _, event in batch)
+            counts = client.feedback(event for _, event in batch)
+            return {"stored": counts["stored"], "repeated": counts["repeated"]}
         except ServiceError as error:
             place = re.match(r"events\[(\d+)\]", error.target or "")
             if error.status != 422 or place is None or int(place[1]) >= len(batch):
