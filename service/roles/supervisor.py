@@ -316,9 +316,9 @@ def prepare(config: Config) -> None:
     make_current(config.run)
     for lost in check_losses(config.store, accept=config.accept_loss):
         log.warning("accepted: %s", lost)
+    opened = open_log(config.store, verify=True)
     if config.store.is_sqlite:
         log.info("%s", version_note())
-    opened = open_log(config.store, verify=True)
     try:
         check_keys(opened, open_keys(config.store))
         followed = config.loops is None or DEFAULT_LOOP in config.loops

@@ -329,7 +329,8 @@ def test_the_cost_of_a_decision_is_measured():
     assert costs["decide_us"] > 0
     assert costs["learn_us"] > 0
     assert 1000 < costs["personal_bytes"] <= 8192
-    assert speed.catalogue_bytes(600) < speed.catalogue_bytes(2_000) < 64e6
+    # More ids than there are blocks take no more memory.
+    assert speed.catalogue_bytes(600) == speed.catalogue_bytes(2_000) < 64e6
 
 
 def test_the_command_prints_a_table_and_writes_json(tmp_path, monkeypatch):

@@ -110,7 +110,8 @@ def test_an_evaluation_of_2022(http, live, played):
         "Custom",
     ]
     low, high = values["Random"]["summary"]["confidenceInterval"]
-    assert low < values["Random"]["summary"]["expectedReward"] < high
+    # An interval that would not hold its estimate is widened to it.
+    assert low <= values["Random"]["summary"]["expectedReward"] <= high
     assert values["Online"]["timeseries"]["data"][-1]["expectedReward"] == pytest.approx(
         values["Online"]["summary"]["expectedReward"]
     )

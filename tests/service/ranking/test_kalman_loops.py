@@ -25,6 +25,9 @@ from service.models.residual_kalman import PUBLISHED, PersonalKalman, from_bytes
 from service.rank.requests import Action, RankRequest
 from service.settings import Settings
 
+# Its name is part of each draw.
+LOOP = "shop"
+
 
 def crc(name):
     return zlib.crc32(name.encode())
@@ -52,7 +55,7 @@ class Library:
         explore(
             self.rule, 0, self.shown.learned, prediction.means, prediction.widths, np.ones(len(rows), np.bool_), out
         )
-        return pick(out, draw(event)), out.tolist(), prediction.means.tolist(), prepared
+        return pick(out, draw(event, f"{LOOP}\0")), out.tolist(), prediction.means.tolist(), prepared
 
     def learn(self, user, prepared, action, reward):
         events = events_of([(prepared, action, reward, 0)])
@@ -64,14 +67,14 @@ def test_decisions_over_http_are_those_of_the_library_for_the_same_draws_and_pub
     rng, library = np.random.default_rng(0), Library(low, high)
     settings = {"reward_range": [low, high], "default_reward": 0.0, "update_interval": 0.005}
     with run_service(tmp_path) as live, live.client() as client:
-        live.make_loop("shop", **settings)
+        live.make_loop(LOOP, **settings)
         live.engine.paused = True
         for k in range(70):
             user, context = f"u{rng.integers(4)}", {"hour": 1 + int(rng.integers(23)), "day": f"d{rng.integers(3)}"}
             actions = [(f"a{j}", f"t{rng.integers(2)}", round(float(rng.lognormal()), 2)) for j in range(5)]
             body = {"user": user, "context": context, "event_id": f"e{k}"}
             body["actions"] = [{"id": a, "features": {"topic": t, "price": p}} for a, t, p in actions]
-            reply = client.post("/v1/loops/shop/rank", json=body).raise_for_status().json()
+            reply = client.post(f"/v1/loops/{LOOP}/rank", json=body).raise_for_status().json()
             action, chances, scores, prepared = library.decide(user, context, actions, f"e{k}")
             ranked = {one["id"]: one for one in reply["ranking"]}
             assert reply["action"] == f"a{action}"

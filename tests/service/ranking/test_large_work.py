@@ -88,7 +88,7 @@ def large_json(n_bytes):
 
 
 async def stored_uploads(engine):
-    await engine.create_loop("devices", {"model": "adagrad"})
+    await engine.create_loop("devices", {"model": "adagrad", "largest_number": 1000})
     version = engine.view("devices").version
     sent = [Residual(k, version, large_json(100_000), Action("a", raw({"x": 1})), 0.0, 0.0) for k in range(1, 9)]
     await engine.residuals("devices", "phone", sent)

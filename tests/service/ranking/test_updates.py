@@ -133,7 +133,8 @@ def test_a_decision_at_weights_beyond_all_bounds_is_logged_with_numbers_and_lear
             actions, context = [Action("a", raw({"x": 1e12})), Action("b", raw({}))], raw({"time": 1.7e12})
             answer = await engine.rank("dense", RankRequest(context=context, actions=actions))
             assert all(np.isfinite(ranked.score) for ranked in answer.ranking)
-            assert np.isfinite(engine.global_scores("dense", bytes(context), actions)[1]).all()
+            _, scores = await engine.global_scores("dense", bytes(context), actions)
+            assert np.isfinite(scores).all()
             await engine.settle()  # raises what stops the learner
 
     asyncio.run(story())
@@ -282,7 +283,7 @@ def test_a_round_says_how_the_loop_learns_and_who_takes_part(tmp_path):
             assert plain.keys() == {
                 "model", "global_learner", "hyperparameters", "bits", "timing", "crosses", "policy", "epsilon",
                 "floor", "gamma",
-                "learning_rate",
+                "learning_rate", "draw_prefix",
                 "largest_number", "personal", "reward_range", "settings_version", "version", "n_learned", "number", "t",
                 "senders", "takes_part",
             }  # fmt: skip
