@@ -112,9 +112,11 @@ def test_accuracies_lost_to_delay_are_those_of_the_claims():
 
 
 def test_a_page_about_a_paper_is_short_and_shows_a_figure():
-    for page in PAPERS:
-        text = (FOLDER / page).read_text(encoding="utf-8")
-        assert len(text.splitlines()) <= 60
+    for name in PAPERS:
+        text = (FOLDER / name).read_text(encoding="utf-8")
+        # Further figures of the paper follow the page.
+        page, *_ = text.split("## More figures")
+        assert len(page.splitlines()) <= 60
         assert re.search(r"!\[[^\]]+\]\(\.\./results/[\w-]+\.png\)", text)
 
 

@@ -154,6 +154,10 @@ class Summaries:
             loops=shown[:limit],
         )
 
+    def check_loop(self, name: str) -> None:
+        """Refuse the name of a loop that is not there."""
+        self._context.loop(name)
+
     async def state(self, name: str) -> LoopState:
         """Return the state of one loop."""
         loop = self._context.loop(name)

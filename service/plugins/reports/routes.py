@@ -159,8 +159,9 @@ def overview_routes(summaries: Summaries) -> Routes:
         return json_response(await summaries.state(loop))
 
     @routes.of_loop("GET", "/settings/schema", ADMIN, "Describe the settings, for forms.", reply=JSON)
-    async def get_schema(request: Request) -> Response:
+    async def get_schema(loop: Loop, request: Request) -> Response:
         """Show types, meanings and defaults of the settings, and which of them a model or a policy does not use."""
+        summaries.check_loop(loop)
         return conditional_response(request, settings_schema(), JSON)
 
     return routes
