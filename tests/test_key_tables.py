@@ -102,14 +102,14 @@ def of_request(hashes):
 
 
 def of_learner(hashes):
-    """Return the table of the light entries of a model that has learned features, and their keys."""
-    model = ResidualKalman(max_blocks=4, choice_events=0)
+    """Return the table of the blocks of a model that has learned features, and their keys."""
+    model = ResidualKalman(max_blocks=hashes.size, choice_events=0)
     for start in range(0, hashes.size, 50):
         some = hashes[start : start + 50]
         action = some, np.ones(some.size), np.full(some.size, 7)
         model.learn(events_of([(request_of(([], []), [action]), 0, 1.0, -1)]), [])
     shared = model.shared
-    return shared.light_table, shared.light_keys
+    return shared.block_table, shared.block_keys
 
 
 def of_catalogue(hashes):

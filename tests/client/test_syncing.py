@@ -142,7 +142,7 @@ def test_a_batch_that_is_too_large_is_sent_in_halves(live, loop, tmp_path):
 def test_many_refused_uploads_cost_little_and_later_batches_are_large_again(live, loop, tmp_path):
     with Driven(live.url, tmp_path, loop=loop, gzip=False) as device:
         for k in range(90):
-            device.decide({"day": k}, event_id=f"e{k}")
+            device.decide({"day": k % 30}, event_id=f"e{k}")
             device.device.reward(f"e{k}", 7.0 if k < 30 else 0.5)
         synced = device.sync()
         assert (synced.sent, synced.dropped, synced.trouble) == (60, 30, None)

@@ -36,7 +36,7 @@ def traffic(start_service, folder, private, settings=(), **options):
     folder.mkdir(exist_ok=True)
     with start_service(folder) as live:
         live.engine.paused = True  # it learns when it is settled
-        live.make_loop("other", model="adagrad", **dict(settings))
+        live.make_loop("other", model="adagrad", largest_number=1e15, **dict(settings))
         for life in range(2):
             faults = [None, None, "unanswered", None, "lost"]
             made = Driven(live.url, folder / "phone", faults, loop="other", clock=lambda: 1e9, **options)

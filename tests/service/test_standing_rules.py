@@ -26,7 +26,7 @@ BOUNDED = {
         plugins/recommend/recommender.py:Recommender._items plugins/recommend/recommender.py:Recommender._turns
         plugins/recommend/item_lists.py:Similarity._comparisons plugins/reports/reader.py:LoopReaders._readers
         plugins/reports/personalization.py:CachedReport._reports plugins/tools/transfer.py:ModelChecks._settings
-        plugins/recommend/earnings.py:Earnings._turns""",
+        plugins/recommend/earnings.py:Earnings._turns plugins/reports/overview.py:Summaries._entries""",
     "quotas of pending events and of their bytes": """
         learn/join.py:Join.events learn/join.py:DelayedExamples._waiting
         learn/join.py:DelayedExamples.assumed_failed plugins/reports/reader.py:Decisions.pending""",
@@ -51,15 +51,17 @@ BOUNDED = {
         plugins/devices/devices.py:Devices._documents plugins/recommend/earnings.py:Earnings._cached
         http/audit.py:Audit._refused learn/erasures.py:Erasures.cleaned learn/follower.py:Follower.orphans
         log/workers.py:Worker._kept plugins/reports/devices.py:DeviceLog._seen
-        plugins/reports/reader.py:LoopReader._apprentice""",
+        plugins/reports/reader.py:LoopReader._apprentice plugins/reports/summary.py:HourlyCounts._counts""",
     "keys that an admin makes, or names that an operator sets": """
         http/keys.py:Keys._keys http/keys.py:Keys._hashes http/keys.py:Buckets._levels http/hosts.py:Hosts.origins
         http/hosts.py:Hosts.good log/opening.py:_CLOCKS plugins/reports/lift.py:Experiment.arms
-        plugins/reports/lift.py:Experiment.before outcomes.py:Formula.names metrics.py:_tallies""",
+        plugins/reports/lift.py:Experiment.before
+        plugins/reports/lift.py:Experiment.resumed_arms outcomes.py:Formula.names metrics.py:_tallies""",
     "the code: routes, plug-ins, sizes of blocks": """
         http/router.py:Methods.routes http/router.py:_Node.named http/router.py:RouteTable._fixed
         models/memory.py:MemoryWriter._free log/sqlite.py:_insertion plugins/__init__.py:plugins
-        plugins/reports/page.py:asset models/residual_kalman.py:Publication._firsts http/examples.py:recorded""",
+        plugins/reports/page.py:asset models/residual_kalman.py:Publication._firsts http/examples.py:recorded
+        plugins/reports/setting_forms.py:settings_schema""",
     "a command that ends": """
         plugins/recommend/feedback_files.py:Skipped.counts plugins/recommend/feedback_files.py:Skipped.first
         plugins/tools/transfer.py:ModelChecks._failures plugins/tools/dsjson.py:_action""",
@@ -99,6 +101,7 @@ WALL_CLOCKS = {
     "service/roles/supervisor.py": "shows for how long processes have run",
     "service/plugins/personalizer/jobs.py": "times of jobs; one that takes too long is given up",
     "service/plugins/personalizer/configuration.py": "a date that is shown",
+    "service/plugins/reports/overview.py": "since when an alarm stands, which is shown",
     "service/plugins/recommend/recommender.py": "items expire by the time of day",
     "clients/python/fedres_client/event_ids.py": "ids that begin with the time; the rest is random",
     "fedres/client/device.py": "numbers of uploads begin with the time of day, and never go back",
@@ -181,6 +184,7 @@ UNBOUNDED_CACHES = {
     "service/log/sqlite.py:_insertion",
     "service/plugins/__init__.py:plugins",
     "service/plugins/reports/page.py:asset",
+    "service/plugins/reports/setting_forms.py:settings_schema",
 }
 
 

@@ -22,7 +22,8 @@ class FakeRequest(msgspec.Struct, frozen=True):
 
     user: Optional[str]
     context: dict[str, Any]
-    actions: list[str]  # that may be chosen
+    # Actions to choose from.
+    actions: list[str]
     slot: Optional[str] = None
 
 

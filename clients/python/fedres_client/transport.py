@@ -14,7 +14,7 @@ import httpx
 
 from fedres_client.wire import Answer, Failure, Request
 
-VERSION = "0.1.0"  # that of pyproject.toml
+VERSION = "0.1.0"  # as in pyproject.toml
 REQUEST_ID = "X-Request-Id"  # the service repeats it in its reply
 OUT_OF_STEP = Failure("the reply belongs to another request")
 

@@ -155,7 +155,7 @@ class Summaries:
         )
 
     def check_loop(self, name: str) -> None:
-        """Refuse the name of a loop that is not there."""
+        """Refuse the name of a missing loop."""
         self._context.loop(name)
 
     async def state(self, name: str) -> LoopState:

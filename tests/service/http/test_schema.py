@@ -231,13 +231,14 @@ def test_hot_routes_refer_to_the_types_they_read(client):
     for prefix in ("/v1", "/v1/loops/{loop}"):
         for path, kind in HOT.items():
             body = paths[prefix + path]["post"]["requestBody"]["content"]["application/json"]
-            assert body == {"schema": {"$ref": f"#/components/schemas/{kind.__name__}"}}
+            assert body["schema"] == {"$ref": f"#/components/schemas/{kind.__name__}"}
 
 
 def test_updates_are_described_as_msgpack_and_a_model_as_one_that_may_not_have_changed(client):
     paths = client.get("/openapi.json").json()["paths"]
     content = paths["/v1/federated/updates"]["post"]["requestBody"]["content"]
-    assert content == {"application/msgpack": {"schema": {"$ref": f"#/components/schemas/{Updates.__name__}"}}}
+    assert content.keys() == {"application/msgpack"}
+    assert content["application/msgpack"]["schema"] == {"$ref": f"#/components/schemas/{Updates.__name__}"}
     replies = paths["/v1/federated/model"]["get"]["responses"]
     assert "application/octet-stream" in replies["200"]["content"]
     assert "content" not in replies["304"]

@@ -59,9 +59,10 @@ def test_it_says_where_to_look_and_a_sigterm_under_load_ends_it_with_nothing_los
         assert service.process.wait(LIMIT) == 0
         load.join()
     lines = (tmp_path / "stderr").read_text().splitlines()
-    assert [line.split(maxsplit=3)[1:3] for line in lines] == [["INFO", "supervisor"]] * 2
-    assert "stopping by SIGTERM" in lines[0]
-    assert "stopped after" in lines[1]
+    assert [line.split(maxsplit=3)[1:3] for line in lines] == [["INFO", "supervisor"]] * 3
+    assert "SQLite" in lines[0]
+    assert "stopping by SIGTERM" in lines[1]
+    assert "stopped after" in lines[2]
     with serving(tmp_path) as service:
         stored = {json.loads(line)["event_id"] for line in service.ask("/v1/events").text.splitlines()}
     assert set(acknowledged) <= stored
