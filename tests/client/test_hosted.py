@@ -577,7 +577,7 @@ def test_two_threads_that_call_first_share_connections_and_leave_none_open(monke
 
 def run(code, *words):
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code), *words],
+        [sys.executable, "-c", f"LIMIT = {LIMIT}\n{textwrap.dedent(code)}", *words],
         capture_output=True,
         text=True,
         check=False,
@@ -591,7 +591,7 @@ def test_rewards_are_sent_before_the_program_ends(live, loop):
     code = """
         import sys
         from fedres.client import Client
-        client = Client(sys.argv[1], loop=sys.argv[2], timeout=300, fallback=None)
+        client = Client(sys.argv[1], loop=sys.argv[2], timeout=LIMIT, fallback=None)
         for _ in range(20):
             decision = client.rank(actions=["a", "b"])
             decision.reward(1.0)
@@ -605,7 +605,7 @@ def test_a_forked_process_has_connections_and_rewards_of_its_own(live, loop):
     code = """
         import os, sys
         from fedres.client import Client
-        client = Client(sys.argv[1], loop=sys.argv[2], fallback=None, timeout=300)
+        client = Client(sys.argv[1], loop=sys.argv[2], fallback=None, timeout=LIMIT)
         client.rank(actions=["a", "b"]).reward(1.0)
         children = []
         for _ in range(2):
@@ -659,7 +659,7 @@ def test_no_thread_imports_or_makes_tls_settings_whose_locks_a_fork_would_copy(u
             print("TLS settings")
             raise OSError
 
-        client = Client(sys.argv[1], timeout=300, fallback=None)
+        client = Client(sys.argv[1], timeout=LIMIT, fallback=None)
         loaded, ssl.SSLContext = set(sys.modules), made
         client.reward("event", 1.0)
         assert not client.flush(0.5)  # a first try at least
@@ -705,7 +705,7 @@ def test_a_client_loads_neither_the_server_nor_numpy(live, loop):
     code = """
         import sys
         from fedres.client import Client
-        with Client(sys.argv[1], loop=sys.argv[2], fallback=None, timeout=300) as client:
+        with Client(sys.argv[1], loop=sys.argv[2], fallback=None, timeout=LIMIT) as client:
             client.rank(actions=["a", "b"]).reward(1.0)
         print([name for name in ("numpy", "numba", "vowpalwabbit", "service", "bandits") if name in sys.modules])
     """
