@@ -50,7 +50,7 @@ def test_the_number_of_planted_bugs_is_that_of_the_simulation():
 def test_a_page_that_cites_a_measurement_has_its_figure():
     measured = text_of("docs/benchmarks/reliability.md")
     [times] = re.findall(r"another's p99, up to (\d+) times", text_of("docs/operate/security.md"))
-    assert f"slots {times} times" in measured
+    assert f"events of large items {times} times" in measured
     [decisions] = re.findall(r"was shown within (\d+) decisions", text_of("docs/how-it-works/recommendations.md"))
     assert re.search(rf"\b{decisions}\b", text_of("docs/research/decision-model.md"))
 
