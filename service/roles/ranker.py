@@ -54,6 +54,19 @@ def run(config: Config, sock: socket.socket, parent: int, beat: Beat = lambda: N
         runner.run(_serve(config, sock, parent, beat))
 
 
+def _context(config: Config, client: WriterClient, learner: LearnerClient) -> RankerContext:
+    """Return what the parts of a ranker share."""
+    return RankerContext(
+        PublishedModels(config.run),
+        client,
+        learner,
+        partial(open_log, config.store),
+        only=config.loops,
+        quotas=config.quotas,
+        new_worker=partial(WorkerProcess, config.store),
+    )
+
+
 async def _serve(config: Config, sock: socket.socket, parent: int, beat: Beat) -> None:
     loop = asyncio.get_running_loop()
 
@@ -66,17 +79,7 @@ async def _serve(config: Config, sock: socket.socket, parent: int, beat: Beat) -
     client = WriterClient(config.log_socket)
     connecting = asyncio.ensure_future(client.connect())
     learner = LearnerClient(config.learner_socket)
-    open_store = partial(open_log, config.store)
-    new_worker = partial(WorkerProcess, config.store)
-    context = RankerContext(
-        PublishedModels(config.run),
-        client,
-        learner,
-        open_store,
-        only=config.loops,
-        quotas=config.quotas,
-        new_worker=new_worker,
-    )
+    context = _context(config, client, learner)
     status = MachineStatus(context, config.store.path.name, config.run, config.store.path.parent)
     keys = await asyncio.to_thread(open_keys, config.store)
     app = create_app(

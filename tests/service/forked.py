@@ -279,7 +279,10 @@ def prepare(folder):
 
 
 def build_app():
-    """Build the application once: what every ranker would import, and would find out about routes, is there then."""
+    """Build the application once: what every ranker would import, and would find out about routes, is there then.
+
+    The application is thrown away: nothing is asked of it, so stand-ins of its parts are never called.
+    """
     from unittest.mock import Mock
 
     from service.app import create_app

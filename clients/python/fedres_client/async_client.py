@@ -289,7 +289,8 @@ class AsyncClient(BaseClient):
 
     def _connected(self) -> httpx.AsyncClient:
         """Return the connections of this event loop: those of a closed one cannot be used and are abandoned."""
-        now, made_in = asyncio.get_running_loop(), self._connection.event_loop
+        now = asyncio.get_running_loop()
+        made_in = self._connection.event_loop
         if made_in is not now and made_in is not None and not made_in.is_closed():
             raise RuntimeError("an AsyncClient must be used in one event loop: make another one for each")
         if self._connection.http is None or made_in is not now:

@@ -18,7 +18,9 @@ class Backoff:
 
     def __init__(self, rng: random.Random | None = None, *, first: float = FIRST, longest: float = LONGEST) -> None:
         self._rng = rng or random.Random()
-        self._first, self._longest = first, longest  # seconds
+        # Both are seconds.
+        self._first = first
+        self._longest = longest
         self.failures = 0  # in a row
 
     def failed(self, retry_after: float = 0.0) -> float:

@@ -101,8 +101,10 @@ class Calls:
         if fallback is not None and fallback != "first" and not callable(fallback):
             raise ValueError(f"fallback must be 'first', a function or None, got {fallback!r}")
         self._base = _loop_path(loop)
-        self._timeout, self._admin_timeout = timeout, min(admin_timeout, LONGEST_TIMEOUT)
-        self._fallback, self._feedback = fallback, feedback
+        self._timeout = timeout
+        self._admin_timeout = min(admin_timeout, LONGEST_TIMEOUT)
+        self._fallback = fallback
+        self._feedback = feedback
         self.availability = Availability()
 
     def with_loop(self, loop: str, feedback: FeedbackSender) -> Calls:
@@ -548,7 +550,9 @@ def _feedback_event(name: str, event: Mapping[str, Any]) -> dict[str, Any]:
         action = {"id": chosen.id, "features": chosen.features or {}}
     else:
         action = identifier(f"{name}.action", action)
-    time, context, event_id = event.get("time"), event.get("context"), event.get("event_id")
+    time = event.get("time")
+    context = event.get("context")
+    event_id = event.get("event_id")
     if isinstance(time, datetime):
         time = time.timestamp()
     optional = {

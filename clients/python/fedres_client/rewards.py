@@ -89,7 +89,10 @@ class Rewards:
     ) -> None:
         if limit < 1:
             raise ValueError(f"queue_limit must be at least 1, got {limit}")
-        self._connect, self._limit, self._open_spool, self._observe = connect, limit, spool, observe
+        self._connect = connect
+        self._limit = limit
+        self._open_spool = spool
+        self._observe = observe
         self._most = max(1, min(MOST_REWARDS, limit // 2))  # in a batch, so that there is room beside it
         self._spool: Spool | None = None
         self._closed = self._stopping = self._given_up = False

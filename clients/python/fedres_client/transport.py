@@ -78,7 +78,8 @@ async def ask_async(http: httpx.AsyncClient, request: Request) -> Answer | Failu
 
 def _belongs(reply: httpx.Response, request: Request) -> bool:
     """Return whether a reply belongs to this request; other replies stay unread, which closes the connection."""
-    sent, echoed = request.headers.get(REQUEST_ID), reply.headers.get(REQUEST_ID)
+    sent = request.headers.get(REQUEST_ID)
+    echoed = reply.headers.get(REQUEST_ID)
     return sent is None or echoed is None or sent == echoed
 
 
